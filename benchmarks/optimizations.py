@@ -89,15 +89,11 @@ def measure_bytes(parameters: Parameters) -> None:
         raise UserError(f"{FOLDER} holds operations of other settings than {variant}; measure ops.csv again")
     missing = {op for counts in wanted.values() for op in counts if (op.name, op.shape) not in measured}
 
-    def keep(row: ledger.Measurement) -> None:
-        own.append(row)
-        ledger.write(path, sorted(own, key=lambda each: each.key), ledger.Measurement)
-        print(f"{row.op} {row.shape}: {row.bytes / 1e6:.2f} MB", flush=True)
-
     if missing:
         small_first = sorted(missing, key=lambda op: (sum(math.prod(shape) for shape in op.shapes), op))
         settings = Settings(**parameters.two_party.settings())
-        measure(small_first, "gpt2", context, variant, settings, runs=3, on_measured=keep, rounds_runs=0)
+        own += measure(small_first, "gpt2", context, variant, settings, runs=3)
+        ledger.write(path, sorted(own, key=lambda row: row.key), ledger.Measurement)
     measured = ledger.by_operation([*own, *others])
     lines = []
     for (row, program), counts in wanted.items():

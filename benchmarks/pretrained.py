@@ -33,7 +33,7 @@ from aero.model import GPT
 from aero.two_party.cost.measure import set_up
 from aero.two_party.program.end_to_end import PublicModel
 from aero.two_party.program.fixed_point import limits, probes, watched
-from aero.two_party.program.forward import forward_cached, prefix_past
+from aero.two_party.program.forward import forward, prefix_past
 from aero.two_party.program.generation import Generator
 from aero.two_party.program.inputs import Past, at_positions, one_hot_rows
 from aero.two_party.program.operations import call
@@ -58,18 +58,16 @@ def sentences(tokenizer: FastTokenizer) -> list[list[int]]:
 
 def ranges(model: GPT, program: str, prefix: list[int], settings: Settings) -> list[dict[str, Any]]:
     """For each layer and operation, the largest value relative to its limit."""
-    found: list[tuple[str, str, float]] = []
     largest: dict[tuple[int, str], tuple[float, str, float]] = {}
     most, weights, past, layer = limits(settings), weight_arrays(model, program), prefix_past(model, prefix), 0
 
     def run(kind: str, *arrays: Any, **constants: float) -> Any:
         if kind == "embedding_lookup":
             return arrays[0] @ arrays[1]
-        result = watched(kind, arrays, constants, found)
-        for name, operation, value in found:
+        result, found = watched(kind, arrays, constants)
+        for name, value in found:
             one = (value / most[name], name, value)
-            largest[layer, operation] = max(one, largest.get((layer, operation), one))
-        found.clear()
+            largest[layer, kind] = max(one, largest.get((layer, kind), one))
         return result
 
     def at(number: int) -> None:
@@ -79,7 +77,7 @@ def ranges(model: GPT, program: str, prefix: list[int], settings: Settings) -> l
     for ids in itertools.islice(probes(model, prefix), PROBES):
         layer, rows = 0, one_hot_rows(ids, model.config.vocabulary)
         placed = at_positions(weights, len(prefix), len(ids))
-        forward_cached(run, model.architecture, model.config, program, placed, jax.numpy.asarray(rows), past, at)
+        forward(run, model.architecture, model.config, program, placed, jax.numpy.asarray(rows), past, at)
     return [
         {"layer": layer, "operation": kind, "limit": name, "value": f"{value:.4g}", "holds": f"{most[name]:.4g}"}
         | {"share": f"{share:.3g}"}
@@ -105,7 +103,7 @@ def emulated(model: GPT, program: str, prefix: list[int], prompts: list[list[int
         for ids in prompts:
             rows = rounded(one_hot_rows(ids, model.config.vocabulary))
             placed = at_positions(weights, len(prefix), len(ids))
-            logits, *_ = forward_cached(run, model.architecture, model.config, program, placed, rows, past)
+            logits, *_ = forward(run, model.architecture, model.config, program, placed, rows, past)
             found.append(np.asarray(logits))
         return found
 

@@ -36,8 +36,9 @@ from aero.model import GPT, ModelConfig
 from aero.published import table as printed_table
 from aero.report.costs import PARTS, STOCK
 from aero.two_party.cost.measure import arguments
-from aero.two_party.program.end_to_end import Question
-from aero.two_party.program.forward import operations, prompt_array
+from aero.two_party.program.end_to_end import PublicModel
+from aero.two_party.program.forward import operations
+from aero.two_party.program.inputs import prompt_array
 from aero.two_party.program.operations import Operation
 from aero.two_party.program.weights import weight_arrays
 from aero.two_party.runtime.addresses import free_address
@@ -147,7 +148,7 @@ def whole_pass(protocol: str, config: ModelConfig, context: int) -> tuple[int, f
     with torch.no_grad():
         plain = model(torch.from_numpy(ids)[None])[0, -1].numpy()
     weights, session = weight_arrays(model, STOCK), Session(protocol)
-    make = partial(Question(CHECK, asdict(config), STOCK, context).function, sorted(weights))
+    make = partial(PublicModel(CHECK, asdict(config), STOCK).function, sorted(weights))
     prompt = prompt_array(ids, config.vocabulary, STOCK)
     size, _, logits = session.run(make, [*(weights[name] for name in sorted(weights)), prompt])
     session.close()

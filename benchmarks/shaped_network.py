@@ -40,7 +40,7 @@ from aero.two_party.cost.ledger import as_json
 from aero.two_party.cost.measure import place, set_up, shrink, warm_up
 from aero.two_party.cost.network import Network, wire_bytes
 from aero.two_party.cost.packing import MATRICES
-from aero.two_party.program.end_to_end import Question, put_prompt, put_weights
+from aero.two_party.program.end_to_end import PublicModel, put_prompt, put_weights
 from aero.two_party.program.forward import operations
 from aero.two_party.program.operations import Operation
 from aero.two_party.program.weights import weight_arrays, within_budget
@@ -246,11 +246,11 @@ COST_COLUMNS = (*(field.name for field in dataclasses.fields(Cost)), "provenance
 
 def pass_task(party: Party, given: dict[str, Any]) -> None:
     """In a party process: one pass on each network, from the prompt in place to the logits at the client."""
-    question: Question = given["question"]
-    set_up(party, question.program)
-    names = put_weights(party, question, given["weights"] if party.rank == SERVER else None)
-    put_prompt(party, question, given["ids"] if party.rank == CLIENT else None)
-    function, inputs = question.function(names), [*(f"w.{name}" for name in names), "prompt"]
+    model: PublicModel = given["model"]
+    set_up(party, model.program)
+    names = put_weights(party, model, given["weights"] if party.rank == SERVER else None)
+    put_prompt(party, model, given["tokens"], given["ids"] if party.rank == CLIENT else None)
+    function, inputs = model.function(names), [*(f"w.{name}" for name in names), "prompt"]
     party.run(function, inputs, ["logits"])  # compiles the program
     for network in given["networks"]:
         party.barrier()
@@ -275,10 +275,10 @@ def measure_passes(
 ) -> None:
     """Passes over every network; each replaces the line of the same architecture, program, context and network."""
     config, context = model.config, model.config.context
-    question = Question(str(model.architecture), dataclasses.asdict(config), program, context)
+    public = PublicModel(str(model.architecture), dataclasses.asdict(config), program)
     ids = next(iter(evaluation_batches(open_tokens(tokens).valid, context, 1, context)))[0].numpy()
-    common, relay = {"question": question, "networks": list(networks)}, Relay()
-    key = {"architecture": question.architecture, "program": program, "model": as_json(**question.config)}
+    common, relay = {"model": public, "tokens": context, "networks": list(networks)}, Relay()
+    key = {"architecture": public.architecture, "program": program, "model": as_json(**public.config)}
     key["context"] = str(context)
 
     def control(message: Any) -> None:
@@ -292,7 +292,7 @@ def measure_passes(
         own = key | {"network": message["network"]}
         others = [old for old in read_csv(PASSES) if any(old[name] != value for name, value in own.items())]
         write_lines(PASSES, COLUMNS, [*others, line])
-        print(f"{question.architecture} {program} {message['network']}: {message['seconds']:.1f} s", flush=True)
+        print(f"{public.architecture} {program} {message['network']}: {message['seconds']:.1f} s", flush=True)
 
     weights = weight_arrays(model, program)
     inputs = common | {"ids": ids}, common | {"weights": weights}

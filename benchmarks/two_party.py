@@ -26,7 +26,7 @@ from aero.errors import run_main
 from aero.model import GPT
 from aero.two_party.cost.counts import model_config
 from aero.two_party.cost.measure import place
-from aero.two_party.program.end_to_end import Question, forward_task
+from aero.two_party.program.end_to_end import PublicModel, forward_task
 from aero.two_party.program.forward import operations
 from aero.two_party.program.operations import Operation
 from aero.two_party.program.weights import weight_arrays, within_budget
@@ -73,9 +73,9 @@ def points_of(row: str, program: str, depths: Sequence[int], settings: Settings)
         model = GPT(architecture, config).eval()
         computed_as = within_budget(model, program)
         prompts = np.random.default_rng(SEED).integers(0, config.vocabulary, (PASSES, CONTEXT))
-        question = Question(row, dataclasses.asdict(config), computed_as, CONTEXT)
+        public = PublicModel(row, dataclasses.asdict(config), computed_as)
         counts = operations(architecture, config, computed_as, CONTEXT)
-        common = {"question": question, "prompts": PASSES, "alone": sorted(set(counts) - set(alone))}
+        common = {"model": public, "tokens": CONTEXT, "prompts": PASSES, "alone": sorted(set(counts) - set(alone))}
         client, server = run_parties(
             passes_task, common | {"ids": prompts}, common | {"weights": weight_arrays(model, computed_as)}, settings
         )

@@ -20,7 +20,7 @@ from aero.data.tokens import open_tokens
 from aero.errors import UserError, run_main, seed_number, text_of
 from aero.records import write_text
 from aero.two_party.cost.counts import OWN
-from aero.two_party.program.end_to_end import ask, composed_bytes
+from aero.two_party.program.end_to_end import ask
 from aero.two_party.program.forward import operations
 from aero.two_party.program.weights import within_budget
 from aero.two_party.runtime.settings import Settings
@@ -77,7 +77,8 @@ def passes(parameters: Parameters, run: str, model: Any, named: str, folder: Pat
         operation_runs=1 if parameters.active.two_party == OWN else 3,
     )
     whole = sum(answer.bytes for answer in answers) / len(answers)
-    composed = composed_bytes(operations(model.architecture, config, program, prompts.shape[1]), alone)
+    counts = operations(model.architecture, config, program, prompts.shape[1])
+    composed = sum(count * alone[operation] for operation, count in counts.items())
     return {
         "run": run,
         "architecture": str(model.architecture),

@@ -88,7 +88,7 @@ def main(arguments: list[str]) -> None:
         ops_file, rows_file = chosen.folder / "asked_ops.csv", None
     with lock(ops_file, f"adding to {ops_file}"):
         if asked and ops_file.exists():
-            options["others"] = ledger.read(ops_file, ledger.Measurement, ledger.NO_SECONDS)
+            options["others"] = ledger.read(ops_file, ledger.Measurement)
         options |= {"rounds_runs": rounds_runs(parameters, not chosen.no_rounds), "seconds": not chosen.no_seconds}
         measure_rows(parameters.two_party, rows, programs, ops_file, rows_file, minutes=chosen.minutes, **options)
 

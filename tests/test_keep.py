@@ -47,7 +47,7 @@ def test_a_pipe_is_not_waited_for(inside):
 
 
 def costs(name: str = "ops") -> list[ledger.Measurement]:
-    return ledger.read(ROOT / f"results/two_party/{name}.csv", ledger.Measurement, ledger.NO_SECONDS)
+    return ledger.read(ROOT / f"results/two_party/{name}.csv", ledger.Measurement)
 
 
 def test_costs_replace_those_that_they_contain_and_no_others(inside):

@@ -178,7 +178,7 @@ def baseline_with_segments(results: Results, table: Table) -> dict[str, float] |
     if plain is None or segments is None:
         return None
     more = {key: sizes["layers"] * (segments[key] - plain[key]) for key in plain}
-    slower = wan.latency_seconds(more["seconds"], more["wire_bytes"], 0.0, more["rounds"])
+    slower = wan.latency_seconds(more["seconds"], more["wire_bytes"], more["rounds"])
     bytes_ = more["bytes_sent_client"] + more["bytes_sent_server"]
     return {"bytes": base.bytes + bytes_, "latency_wan": base.latency_wan + slower}
 

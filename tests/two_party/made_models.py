@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+import jax
 import numpy as np
 import torch
 from torch.nn.utils import parametrize
 
 from aero.architecture import parse
 from aero.model import GPT, ModelConfig
+from aero.two_party.program.forward import forward
+from aero.two_party.program.inputs import prompt_array
+from aero.two_party.program.operations import call
+from aero.two_party.program.weights import weight_arrays
 
 SIZES = {"vocabulary": 41, "context": 12, "layers": 3, "heads": 2, "width": 16, "ffn_width": 64}
 
@@ -35,3 +40,11 @@ def random_model(architecture: str, seed: int = 0, **changes: object) -> GPT:
 def torch_logits(model: GPT, ids: np.ndarray) -> np.ndarray:
     with torch.no_grad():
         return model(torch.from_numpy(ids)[None])[0, -1].numpy()
+
+
+def plaintext(model: GPT, program: str, ids: np.ndarray) -> np.ndarray:
+    """The logits of the private program in float32 in the clear."""
+    weights, prompt = weight_arrays(model, program), prompt_array(ids, model.config.vocabulary, program)
+    with jax.default_matmul_precision("highest"):
+        prompt = jax.numpy.asarray(prompt)
+        return np.asarray(forward(call, model.architecture, model.config, program, weights, prompt)[0])

@@ -45,7 +45,7 @@ def operations(contexts: Iterable[int], architectures: Iterable[str] = ARCHITECT
     for context in contexts:
         for text in architectures:
             for program in PROGRAMS:
-                for op, shape in counts(parse(text), published_sizes("gpt2", context), program)[0]:
+                for op, shape in counts(parse(text), published_sizes("gpt2", context), program):
                     found[op, shape] = made(op, shape)
     return list(found.values())
 

@@ -1,4 +1,4 @@
-"""Composed rows and their files, with synthetic costs that can be summed by hand."""
+"""Composed rows, their latency and their files, with synthetic costs that can be summed by hand."""
 
 from __future__ import annotations
 
@@ -12,7 +12,6 @@ from aero.model import ModelConfig
 from aero.two_party.cost.composition import compose, composition_error, without_details
 from aero.two_party.cost.cost_model import ROOT, Operations
 from aero.two_party.cost.ledger import (
-    UNMEASURED,
     DetailedRow,
     Measurement,
     Row,
@@ -22,7 +21,7 @@ from aero.two_party.cost.ledger import (
     session_setup,
     write,
 )
-from aero.two_party.cost.network import BOTH_WAYS_AT_ONCE, Network
+from aero.two_party.cost.network import BOTH_WAYS_AT_ONCE, Network, wire_bytes
 from aero.two_party.program.forward import operations
 from aero.two_party.program.operations import Operation
 
@@ -84,7 +83,7 @@ def test_a_row_pays_once_for_every_protocol_it_uses(program, setup):
     counts = operations(architecture, TINY, program, 16)
     measured = by_operation(made(o, setup_bytes=setup_of(o.name)) for o in counts)
     assert compose(architecture, TINY, "tiny", program, 16, measured, NETWORKS).setup_bytes == setup
-    assert Operations(measured, "made").setup_bytes((o.name, o.shape) for o in counts) == setup
+    assert Operations(measured).setup_bytes((o.name, o.shape) for o in counts) == setup
 
 
 def test_set_up_of_a_session():
@@ -116,7 +115,11 @@ def test_files_are_read_as_written(tmp_path):
     row = without_details(compose(parse("SM"), TINY, "tiny", "tuned", 16, measured, NETWORKS))
     write(tmp_path / "rows.csv", [row], Row)
     (found,) = read(tmp_path / "rows.csv", Row)
-    assert {name for name, value in asdict(found).items() if value != value} == UNMEASURED
+    assert {name for name, value in asdict(found).items() if value != value} == {
+        "rounds",
+        "latency_wan_s",
+        "latency_lan_s",
+    }
     assert found.max_logit_error is None
 
 
@@ -153,3 +156,14 @@ def test_the_error_of_compositions_is_the_largest_seen():
     entries = [{"composed_over_measured": 1.003}, {"composed_over_measured_bytes": 0.986}, {"run": "without"}]
     assert composition_error(entries) == pytest.approx(0.014) and composition_error([]) is None
     assert composition_error([{"composed_over_measured_seconds": 1.2}], "seconds") == pytest.approx(0.2)
+
+
+def test_latency_of_the_papers_network_by_hand():
+    wan = Network(bandwidth_mbit=100, rtt_ms=80)
+    # 50 MB at 12.5 MB/s are 4 s, 100 round trips 8 s, and 3 s of computing.
+    assert wan.latency_seconds(3.0, 50e6, 100) == pytest.approx(15.0)
+
+
+def test_multiplication_of_shares_sends_both_ways_at_once_and_by_weights_alternates():
+    assert wire_bytes("softmax_cover(blocks=8)", 30.0, 20.0) == wire_bytes("gelu_plain", 20.0, 30.0) == 30.0
+    assert wire_bytes("linear", 30.0, 20.0) == wire_bytes("relu", 30.0, 20.0) == 50.0

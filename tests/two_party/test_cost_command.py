@@ -106,7 +106,7 @@ def test_times_and_rounds_beyond_those_measured_have_no_bound(
 
 
 def needed_at(context: int) -> dict[tuple[str, str], int]:
-    return counts(parse("SM+R"), published_sizes("gpt2", context), "tuned")[0]
+    return counts(parse("SM+R"), published_sizes("gpt2", context), "tuned")
 
 
 def test_rounds_and_latency_have_a_bound(project: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -129,7 +129,7 @@ def test_rounds_and_latency_have_a_bound(project: Path, capsys: pytest.CaptureFi
 def test_seconds_timed_once(
     project: Path, measured: list[ledger.Measurement], capsys: pytest.CaptureFixture[str]
 ) -> None:
-    needed, _ = counts(parse("SM+ScFuFFN"), published_sizes("gpt2", 128), "tuned")
+    needed = counts(parse("SM+ScFuFFN"), published_sizes("gpt2", 128), "tuned")
     single = sorted(needed)[:2]
     rows = [replace(row, runs=1 if row.key in single else 3) for row in measured]
     ledger.write(Path(OPERATIONS), rows, ledger.Measurement)
@@ -264,7 +264,7 @@ def test_the_folder_of_a_hugging_face_model(
     with pytest.raises(UserError, match="measure it"):
         as_json(capsys, "--model", "llama/config.json")
     architecture, config = describe("llama")
-    needed = counts(architecture, sizes_of("llama", config, 128), "tuned")[0]
+    needed = counts(architecture, sizes_of("llama", config, 128), "tuned")
     made = {key: synthetic_costs.made(*key) for key in needed}
     ledger.write(Path(OPERATIONS), [*({row.key: row for row in measured} | made).values()], ledger.Measurement)
     found = as_json(capsys, "--model", "llama/config.json")

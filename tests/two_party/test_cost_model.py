@@ -37,7 +37,7 @@ SIDES = ("bytes_sent_client", "bytes_sent_server")
 
 
 def of(rows) -> Operations:
-    return Operations(ledger.by_operation(rows), synthetic_costs.VARIANT)
+    return Operations(ledger.by_operation(rows))
 
 
 def model_errors(operations: Operations) -> dict[tuple[str, int, bool], float | None]:
@@ -90,7 +90,7 @@ def test_operations_that_differ_only_in_sizes_are_one_group():
 def test_a_pass_is_the_sum_of_its_operations_and_one_set_up(three):
     sizes = published_sizes("gpt2", 256)
     cost = estimate(parse("EReg(SM(t)+ScFuFFN)"), sizes, "tuned", three)
-    needed = counts(parse("SM(t)+ScFuFFN"), sizes, "tuned")[0]
+    needed = counts(parse("SM(t)+ScFuFFN"), sizes, "tuned")
     rows = {key: synthetic_costs.made(*key) for key in needed}
     total = {name: sum(n * getattr(rows[key], name) for key, n in needed.items()) for name in ("bytes", "rounds")}
     assert cost.bytes == pytest.approx(total["bytes"] + 21e6, rel=1e-12)
@@ -110,7 +110,7 @@ def test_a_linear_cost_is_found_between_measured_sizes(three, program):
     for context in (320, 384):
         sizes = published_sizes("gpt2", context, layers=15)
         cost = estimate(parse("SM+LN+R"), sizes, program, three)
-        needed = counts(parse("SM+LN+R"), sizes, program)[0]
+        needed = counts(parse("SM+LN+R"), sizes, program)
         exact = sum(n * synthetic_costs.made(*key).bytes for key, n in needed.items()) + 21e6
         assert abs(exact / cost.bytes - 1) <= cost.bytes_error
         assert cost.interpolated and not cost.extrapolated and math.isfinite(cost.seconds_error)
@@ -177,7 +177,7 @@ def test_errors_of_a_pass_by_hand(monkeypatch):
             return OperationCost(values, errors, "interpolated")
 
     needed = {("relu", "3x4"): 2, ("scores", "1x3x4,1x3x4"): 1}
-    monkeypatch.setattr(composition, "counts", lambda *_: (needed, True))
+    monkeypatch.setattr(composition, "counts", lambda *_: needed)
     cost = estimate(parse("SM+R"), published_sizes("gpt2", 128), "tuned", Made())
     assert (cost.wire_bytes, cost.rounds, cost.seconds) == (380e6, 22, 7)
     assert cost.bytes_error == pytest.approx((2 * 20 + 20) / 440) and cost.wire_error == pytest.approx(52 / 380)
@@ -218,7 +218,7 @@ def test_a_measurement_lies_where_its_neighbours_predict():
         "scale": [Operation("scale", ((rows, 256), ())) for rows in (16, 48, 80, 128)],
     }
     wanted = [operation for operations in kinds.values() for operation in operations]
-    measured = of(measure(wanted, "made", 1, synthetic_costs.VARIANT, Settings(), rounds_runs=0))
+    measured = of(measure(wanted, "made", 1, synthetic_costs.VARIANT, Settings()))
     assert max(model_errors(measured).values()) < 0.03
     left_out = [operations[2] for operations in kinds.values()]
     others = of(row for key, row in measured.measured.items() if key not in {(o.name, o.shape) for o in left_out})
@@ -232,7 +232,7 @@ def test_single_rows_have_a_model_of_their_own():
     """In the committed measurements: SPU uses other protocols for a last query row."""
     committed = measured_operations(VARIANT, ROOT, [n for n in COMMITTED_FILES if not n.endswith("asked_ops.csv")])
     for op, shape in (("mix", "12x256x256,12x256x64"), ("gelu_segments", "256x3072")):
-        others = Operations({key: row for key, row in committed.measured.items() if key != (op, shape)}, VARIANT)
+        others = Operations({key: row for key, row in committed.measured.items() if key != (op, shape)})
         one = packing.sized(op, shape)
         models = [others.model(one.group, side, one_row=False) for side in SIDES]
         bytes_ = sum(model(packing.features(one)[side]) for model, side in zip(models, SIDES, strict=True))
@@ -249,7 +249,7 @@ def test_committed_bytes_at_other_contexts_are_within_their_bounds():
     everything = measured_operations(VARIANT, ROOT)
     published = measured_operations(VARIANT, ROOT, [n for n in COMMITTED_FILES if not n.endswith("asked_ops.csv")])
     left_out = (64, 184)
-    without = Operations({key: row for key, row in everything.measured.items() if row.context not in left_out}, VARIANT)
+    without = Operations({key: row for key, row in everything.measured.items() if row.context not in left_out})
     seen = set()
     for row in everything.measured.values():
         if row.context in left_out and row.key not in without.measured:

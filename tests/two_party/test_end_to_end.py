@@ -9,7 +9,7 @@ import pytest
 from made_models import random_model, torch_logits
 
 from aero import checkpoint
-from aero.two_party.program.end_to_end import Question, ask, composed_bytes, forward_task
+from aero.two_party.program.end_to_end import PublicModel, ask, forward_task
 from aero.two_party.program.forward import operations
 from aero.two_party.program.weights import weight_arrays, within_budget
 from aero.two_party.runtime.parties import run_parties
@@ -58,8 +58,8 @@ def test_private_logits_agree_with_torch(cases):
     for row, program, switches in cases:
         models.append(model := random_model(row, layers=2, width=32, ffn_width=64, **switches))
         program = within_budget(model, program)
-        question = Question(row, dataclasses.asdict(model.config), program, len(prompt))
-        common = {"question": question, "prompts": 1, "warm_up": False}
+        public = PublicModel(row, dataclasses.asdict(model.config), program)
+        common = {"model": public, "tokens": len(prompt), "prompts": 1, "warm_up": False}
         given[CLIENT].append(common | {"ids": prompt[None]})
         given[SERVER].append(common | {"weights": weight_arrays(model, program)})
     ours, theirs = run_parties(passes, given[CLIENT], given[SERVER], Settings())
@@ -83,7 +83,8 @@ def test_bytes_of_a_pass_are_those_of_its_operations(row, program):
     # The second prompt is in the steady state. Small multiplications use a stock of 8,192 Beaver triples, which a pass
     # refills here and an operation alone mostly does not.
     used = within_budget(model, program)
-    composed = composed_bytes(operations(model.architecture, model.config, used, 12), alone)
+    counts = operations(model.architecture, model.config, used, 12)
+    composed = sum(count * alone[operation] for operation, count in counts.items())
     measured = min(answer.bytes for answer in answers)
     assert composed == pytest.approx(measured, abs=0.03 * measured + STOCK_OF_PRODUCTS)
 

@@ -234,9 +234,8 @@ def test_lattice_multiplication_has_a_smaller_range():
     assert np.allclose(found["below"], 0.7 * LATTICE_LIMIT, atol=0.01)
     assert not np.isclose(found["beyond"], 2.6 * LATTICE_LIMIT, rtol=0.01).all()
     for share, right in ((0.99, True), (1.01, False)):
-        seen = []
-        watched("lattice_linear", (jnp.full((2, 2), share * LATTICE_LIMIT / 2), jnp.ones((2, 2))), {}, seen)
-        assert all(value < LIMITS[limit] for limit, _, value in seen) is right
+        _, seen = watched("lattice_linear", (jnp.full((2, 2), share * LATTICE_LIMIT / 2), jnp.ones((2, 2))), {})
+        assert all(value < LIMITS[limit] for limit, value in seen) is right
 
 
 def test_a_model_beyond_the_lattice_range_is_computed_within_spu():

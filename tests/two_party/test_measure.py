@@ -32,7 +32,7 @@ def test_bytes_scale_with_the_elements_and_set_up_is_that_of_the_protocols():
     twice, narrow = Operation("relu", ((32, 64),)), Operation("relu", ((16, 64),), (("narrow", 1),))
     outside = Operation("lattice_linear", ((16, 32), (32, 8)))
     few = Operation("softmax_plain", ((1, 16, 16),), (("few", 1),))
-    rows = measure([RELU, LINEAR, twice, RELU, narrow, outside, few], "made", 16, "fm64", Settings(), rounds_runs=0)
+    rows = measure([RELU, LINEAR, twice, RELU, narrow, outside, few], "made", 16, "fm64", Settings())
     assert [row.op for row in rows[:3]] == ["relu", "linear", "relu"] and len(rows) == 6
     relu, linear, double, compared, product, squared = rows
     assert double.bytes == pytest.approx(2 * relu.bytes, rel=0.1) and np.isnan(relu.rounds)
@@ -114,7 +114,7 @@ def test_other_rows_rounds_and_missing_seconds(measured, tmp_path, monkeypatch):
     other = synthetic_costs.made("relu", "8x8")
     first = measure_missing(wanted, path, "fm64", Settings(), rounds_runs=1, seconds=False, others=[other])
     assert np.isnan(first["relu", "16x64"].seconds)
-    assert other in ledger.read(path, ledger.Measurement, ledger.NO_SECONDS)
+    assert other in ledger.read(path, ledger.Measurement)
     monkeypatch.setattr(resume, "measure_rounds", None)  # taken from the first file
     second = measure_missing(wanted, tmp_path / "b.csv", "fm64", Settings(), rounds_runs=1, rounds_from=[path])
     assert second["relu", "16x64"].rounds == 5.0 and second["relu", "16x64"].seconds > 0
@@ -149,7 +149,7 @@ def test_printed_rows_are_composed(measured, tmp_path, monkeypatch):
     assert row.architecture == "SM+ScFuFFN" and "aero/table4/SM+ScFuFFN" in row.places
     assert sum(json.loads(row.bytes_by_kind).values()) == pytest.approx(row.bytes - row.setup_bytes)
     two_party_all.main(["SM+R", "--context", "32", "--no-seconds"])
-    asked = ledger.read(Path("runs/two_party/asked_ops.csv"), ledger.Measurement, ledger.NO_SECONDS)
+    asked = ledger.read(Path("runs/two_party/asked_ops.csv"), ledger.Measurement)
     assert asked and all(np.isnan(one.seconds) for one in asked)
     with pytest.raises(UserError, match="unknown part 'X'"):
         two_party_all.main(["SM+X"])

@@ -9,16 +9,15 @@ import jax
 import numpy as np
 import pytest
 import torch
-from made_models import random_model, torch_logits
+from made_models import plaintext, random_model, torch_logits
 
 from aero.architecture import parse
 from aero.model import ModelConfig
 from aero.two_party.program import nonlinear
-from aero.two_party.program.forward import forward, forward_cached, operations, plaintext
+from aero.two_party.program.forward import forward, operations
 from aero.two_party.program.inputs import Past, at_positions, one_hot_rows
-from aero.two_party.program.operations import Operation, call, trace, without_public
+from aero.two_party.program.operations import WEIGHTS_AT_ONCE, Operation, call, linear_in_slices, trace, without_public
 from aero.two_party.program.optimizations import OPTIMIZATIONS, TUNED, parse_program, program_name, toggled
-from aero.two_party.program.slices import WEIGHTS_AT_ONCE, matmul
 from aero.two_party.program.weights import weight_arrays, weight_shapes, within_budget
 
 ROWS = (  # of AERO Tables 2 and 4
@@ -47,18 +46,21 @@ ROWS_OF_THREE_LAYERS = [row.replace("i_6", "i_2") for row in ROWS]
 
 def exact_logits(model, program):
     """With exact functions instead of approximations: only the folding is left, and it is exact."""
-    gelu = nonlinear.gelu_exact if model.config.gelu == "exact" else nonlinear.gelu_plain
+
+    def softmax(x, blocks=1, narrow=0, few=0, wide=0):
+        return nonlinear.softmax_plain(x, narrow=bool(narrow), wide=wide)
+
     exact = {
-        "softmax_cover": lambda x, blocks, narrow=0, few=0, wide=0: nonlinear.softmax_plain(x, bool(narrow), wide=wide),
-        "softmax_plain": lambda x, narrow=0, few=0, wide=0: nonlinear.softmax_plain(x, bool(narrow), wide=wide),
+        "softmax_cover": softmax,
+        "softmax_plain": softmax,
         "exponentials": lambda x, blocks, split, narrow=0, few=0, wide=0: nonlinear.exponentials(
-            x, blocks, False, bool(narrow), wide=wide
+            x, None, blocks, False, bool(narrow), wide=wide
         ),
-        "gelu_segments": lambda x, narrow=0: gelu(x),
-        "silu_segments": lambda x, narrow=0: nonlinear.silu(x),
+        "gelu_segments": lambda x, narrow=0: jax.nn.gelu(x, approximate=model.config.gelu != "exact"),
+        "silu_segments": lambda x, narrow=0: jax.nn.silu(x),
         "reciprocal_sums": lambda x, narrow=1: call("inverse_sums", x),
         "normalise": lambda x, narrow=0: nonlinear.normalise(x),
-        "normalise_tiles": lambda x, narrow=0: nonlinear.normalise_tiles(x),
+        "normalise_tiles": lambda x, narrow=0: nonlinear.normalise(x, tiles=True),
     }
 
     def exact_call(kind, *arrays, **constants):
@@ -66,7 +68,7 @@ def exact_logits(model, program):
 
     one_hot = np.eye(41, dtype=np.float32)[IDS]
     return np.asarray(
-        forward(exact_call, model.architecture, model.config, program, weight_arrays(model, program), one_hot)
+        forward(exact_call, model.architecture, model.config, program, weight_arrays(model, program), one_hot)[0]
     )
 
 
@@ -74,7 +76,7 @@ def exact_logits(model, program):
 def test_as_written_in_the_clear_agrees_with_torch(row):
     model = random_model(row)
     ids = np.random.default_rng(1).integers(0, 41, 12)
-    logits = plaintext(model.architecture, model.config, "as_written", weight_arrays(model, "as_written"), ids)
+    logits = plaintext(model, "as_written", ids)
     np.testing.assert_allclose(logits, torch_logits(model, ids), atol=1e-4, rtol=0)
 
 
@@ -89,7 +91,7 @@ def test_tuned_folding_is_exact(row, switches):
 @pytest.mark.parametrize("switches", [LLAMA, LLAMA | {"kv_heads": 0, "ffn_bias": True, "vo_bias": True}])
 def test_llama_in_the_clear_agrees_with_torch(switches):
     model = random_model("SM+RMS+SwiGLU", **switches)
-    written = plaintext(model.architecture, model.config, "as_written", weight_arrays(model, "as_written"), IDS)
+    written = plaintext(model, "as_written", IDS)
     np.testing.assert_allclose(written, torch_logits(model, IDS), atol=1e-4, rtol=0)
     np.testing.assert_allclose(exact_logits(model, "tuned"), torch_logits(model, IDS), atol=1e-4, rtol=0)
 
@@ -107,7 +109,7 @@ SCALED = ("SM+ScFFN", "EReg(SM(t)+ScFuFFNi_2)")
 )
 def test_as_published_in_the_clear_agrees_with_torch(row, switches):
     model = random_model(row, **switches)
-    logits = plaintext(model.architecture, model.config, "as_published", weight_arrays(model, "as_published"), IDS)
+    logits = plaintext(model, "as_published", IDS)
     np.testing.assert_allclose(logits, torch_logits(model, IDS), atol=1e-4, rtol=0)
 
 
@@ -159,7 +161,7 @@ def test_every_optimization_alone_and_all_but_it(row, switches):
 def test_tuned_in_the_clear_is_as_near_as_its_approximations(row):
     model = random_model(row)
     program = within_budget(model, "tuned")
-    logits = plaintext(model.architecture, model.config, program, weight_arrays(model, program), IDS)
+    logits = plaintext(model, program, IDS)
     np.testing.assert_allclose(logits, torch_logits(model, IDS), atol=2e-2, rtol=0)
 
 
@@ -228,7 +230,7 @@ def test_weight_norms_are_folded_away_and_embeddings_scaled(row, program):
     model = random_model(row, embedding_scale=True)
     ids = np.random.default_rng(4).integers(0, 41, 12)
     weights = weight_arrays(model, program)
-    logits = plaintext(model.architecture, model.config, program, weights, ids)
+    logits = plaintext(model, program, ids)
     np.testing.assert_allclose(logits, torch_logits(model, ids), atol=2e-2, rtol=0)
     assert weight_shapes(model.architecture, model.config, program) == {n: v.shape for n, v in weights.items()}
     plain = operations(model.architecture.at_inference(), model.config, program, 12)
@@ -291,7 +293,7 @@ def test_a_cached_pass_in_the_clear_agrees_with_torch(row, program, switches):
     def cached(first, tokens, past):
         rows = one_hot_rows(IDS[first : first + tokens], 41)
         placed = at_positions(weights, first, tokens)
-        logits, *made = forward_cached(call, model.architecture, config, program, placed, rows, past)
+        logits, *made = forward(call, model.architecture, config, program, placed, rows, past)
         np.testing.assert_allclose(logits, torch_logits(model, IDS[: first + tokens]), atol=2e-2, rtol=0)
         earlier = [[np.zeros_like(one[:, :0]) for one in part] for part in made] if past is None else past
         pairs = zip((earlier.keys, earlier.values) if past else earlier, made, strict=True)
@@ -327,8 +329,6 @@ def test_operations_after_a_cache_are_those_of_one_row():
 
 
 def test_trace_counts_and_computes_nothing():
-    import jax
-
     shape = jax.ShapeDtypeStruct((4, 3), np.float32)
     counts = trace(lambda run, x: run("relu", run("relu", x)) + run("scale_public", x, factor=0.5), shape)
     assert counts == {Operation("relu", ((4, 3),)): 2, Operation("scale_public", ((4, 3),), (("factor", 0.5),)): 1}
@@ -340,7 +340,7 @@ def test_matmul_in_slices():
     for inner, columns in ((768, 3072), (3072, 768), (2304, 768)):
         x = generator.standard_normal((2, inner)).astype(np.float32)
         weight = generator.standard_normal((inner, columns)).astype(np.float32)
-        np.testing.assert_allclose(np.asarray(matmul(call, x, weight)), x @ weight, atol=2e-3)
+        np.testing.assert_allclose(np.asarray(linear_in_slices(call, x, weight)), x @ weight, atol=2e-3)
         shapes = (jax.ShapeDtypeStruct(x.shape, x.dtype), jax.ShapeDtypeStruct(weight.shape, weight.dtype))
-        for operation in trace(lambda run, *arrays: matmul(run, *arrays), *shapes):
+        for operation in trace(linear_in_slices, *shapes):
             assert math.prod(operation.shapes[1]) <= WEIGHTS_AT_ONCE

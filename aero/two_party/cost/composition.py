@@ -6,7 +6,7 @@ import json
 import math
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import asdict, dataclass, fields
+from dataclasses import dataclass, field, fields
 from typing import TYPE_CHECKING
 
 from aero.architecture import Architecture
@@ -33,7 +33,7 @@ class PassCost:
     infinite where something is extrapolated or measured too rarely; the error of composing adds to them. by_part: bytes
     of embedding, blocks, vocabulary projection and set-up. timed_by_law: operations measured without seconds.
     seconds_timed_once: seconds of operations that were timed in a single run. interpolated, extrapolated: operations
-    not measured at this size. by_rule: counts come from counts.json, not from tracing.
+    not measured at this size.
     """
 
     architecture: str
@@ -56,7 +56,6 @@ class PassCost:
     seconds_timed_once: float
     interpolated: tuple[str, ...]
     extrapolated: tuple[str, ...]
-    by_rule: bool
 
     @property
     def bytes(self) -> float:
@@ -65,14 +64,14 @@ class PassCost:
 
     def latency(self, network: Network) -> float:
         """Seconds on `network`; NaN if rounds were not measured."""
-        return network.latency_seconds(self.seconds, self.wire_bytes, 0.0, self.rounds)
+        return network.latency_seconds(self.seconds, self.wire_bytes, self.rounds)
 
     def latency_error(self, network: Network) -> float:
         """Relative bound of the latency's error: computing, transfer and rounds may all err to the same side."""
         parts = (
-            (network.latency_seconds(self.seconds, 0.0, 0.0, 0.0), self.seconds_error),
-            (network.latency_seconds(0.0, self.wire_bytes, 0.0, 0.0), self.wire_error),
-            (network.latency_seconds(0.0, 0.0, 0.0, self.rounds), self.rounds_error),
+            (self.seconds, self.seconds_error),
+            (network.latency_seconds(0.0, self.wire_bytes, 0.0), self.wire_error),
+            (network.latency_seconds(0.0, 0.0, self.rounds), self.rounds_error),
         )
         return relative(sum(_absolute(seconds, error) for seconds, error in parts), self.latency(network))
 
@@ -80,6 +79,27 @@ class PassCost:
 def _absolute(value: float, error: float) -> float:
     """The absolute error; 0 for a value of 0 whatever its relative error."""
     return abs(value) * error if value and error else 0.0
+
+
+@dataclass
+class _Sum:
+    """Quantities of counted operations, of both parties and by kind. wire: their `wire_bytes`."""
+
+    total: Counter[str] = field(default_factory=Counter)
+    bytes_by_kind: Counter[str] = field(default_factory=Counter)
+    seconds_by_kind: Counter[str] = field(default_factory=Counter)
+
+    def add(self, count: int, op: str, values: Mapping[str, float]) -> None:
+        sent, kind = (values["bytes_sent_client"], values["bytes_sent_server"]), op.partition("(")[0]
+        for name in QUANTITIES:
+            self.total[name] += count * values[name]
+        self.total["wire"] += count * wire_bytes(op, *sent)
+        self.bytes_by_kind[kind] += count * sum(sent)
+        self.seconds_by_kind[kind] += count * values["seconds"]
+
+    def sent(self, setup: float = 0.0) -> tuple[float, float]:
+        """Bytes of client and server. Keys and first oblivious transfers go both ways in about equal parts."""
+        return self.total["bytes_sent_client"] + setup / 2, self.total["bytes_sent_server"] + setup / 2
 
 
 def estimate(
@@ -90,31 +110,21 @@ def estimate(
     UserError if an operation lies outside the measured sizes (unless `extrapolate`), or if the program cannot compute
     the architecture.
     """
-    needed, by_rule = counts(architecture, sizes, program)
-    total, error = dict.fromkeys(QUANTITIES, 0.0), dict.fromkeys(QUANTITIES, 0.0)
-    setup = operations.setup_bytes(needed)
-    by_part = {"embedding": 0.0, BLOCKS: 0.0, "vocabulary projection": 0.0, "set-up": setup}
-    by_kind: dict[str, float] = {}
-    wire, wire_error, timed_once = setup, 0.0, 0.0
+    needed = counts(architecture, sizes, program)
+    whole, off, setup, timed_once = _Sum(), _Sum(), operations.setup_bytes(needed), 0.0
     not_measured: dict[str, list[str]] = {"interpolated": [], "extrapolated": [], "timed by law": []}
     for (op, shape), count in needed.items():
         one = operations.cost(op, shape, extrapolate)
-        off = {name: _absolute(one.values[name], one.errors[name]) for name in QUANTITIES}
-        for name in QUANTITIES:
-            total[name] += count * one.values[name]
-            error[name] += count * off[name]
-        sent = [one.values[f"bytes_sent_{who}"] for who in ("client", "server")]
-        wire += count * wire_bytes(op, *sent)
-        wire_error += count * wire_bytes(op, off["bytes_sent_client"], off["bytes_sent_server"])
-        kind = op.partition("(")[0]
-        by_part[PARTS.get(kind, BLOCKS)] += count * sum(sent)
-        by_kind[kind] = by_kind.get(kind, 0.0) + count * one.values["seconds"]
+        whole.add(count, op, one.values)
+        off.add(count, op, {name: _absolute(one.values[name], one.errors[name]) for name in QUANTITIES})
         if one.how in not_measured:
             not_measured[one.how].append(f"{op} {shape}")
         elif operations.measured[op, shape].runs == 1:
             timed_once += count * one.values["seconds"]
-    # Keys and first oblivious transfers go both ways in about equal parts.
-    client, server = (total[f"bytes_sent_{who}"] + setup / 2 for who in ("client", "server"))
+    by_part = {"embedding": 0.0, BLOCKS: 0.0, "vocabulary projection": 0.0, "set-up": setup}
+    for kind, amount in whole.bytes_by_kind.items():
+        by_part[PARTS.get(kind, BLOCKS)] += amount
+    (client, server), total, error, wire = whole.sent(setup), whole.total, off.total, whole.total["wire"] + setup
     return PassCost(
         architecture=str(architecture),
         sizes=sizes,
@@ -125,18 +135,17 @@ def estimate(
         messages=total["messages"],
         rounds=total["rounds"],
         seconds=total["seconds"],
-        bytes_error=relative(error["bytes_sent_client"] + error["bytes_sent_server"], client + server),
-        wire_error=relative(wire_error, wire),
+        bytes_error=relative(sum(off.sent()), client + server),
+        wire_error=relative(error["wire"], wire),
         rounds_error=relative(error["rounds"], total["rounds"]),
         seconds_error=relative(error["seconds"], total["seconds"]),
         by_part=by_part,
-        seconds_by_kind=by_kind,
+        seconds_by_kind=dict(whole.seconds_by_kind),
         operations=len(needed),
         timed_by_law=tuple(not_measured["timed by law"]),
         seconds_timed_once=timed_once,
         interpolated=tuple(not_measured["interpolated"]),
         extrapolated=tuple(not_measured["extrapolated"]),
-        by_rule=by_rule,
     )
 
 
@@ -158,18 +167,11 @@ def compose(
     from aero.two_party.program.forward import operations
 
     needed = operations(architecture, config, program, context)
-    total: Counter[str] = Counter()
-    by_bytes: Counter[str] = Counter()
-    by_seconds: Counter[str] = Counter()
-    sources = {}
+    whole, sources = _Sum(), {}
     setup = session_setup(find(measured, operation) for operation in needed)
     for operation, count in needed.items():
         one = find(measured, operation)
-        for name in QUANTITIES:
-            total[name] += count * getattr(one, name)
-        total["wire"] += count * wire_bytes(one.op, one.bytes_sent_client, one.bytes_sent_server)
-        by_bytes[operation.kind] += count * one.bytes
-        by_seconds[operation.kind] += count * one.seconds
+        whole.add(count, one.op, vars(one))
         source = json.loads(one.provenance)
         sources[source.get("measured", "")] = source
     ln_f = 0.0
@@ -182,12 +184,9 @@ def compose(
     oldest, newest = sources[min(sources)], sources[max(sources)]
     source = newest | {"measured_first": oldest.get("measured"), "commit_first": oldest.get("commit")}
     source.pop("computation", None)
-    latency = {
-        name: networks[name].latency_seconds(total["seconds"], total["wire"] + setup, 0.0, total["rounds"])
-        for name in ("wan", "lan")
-    }
-    # Keys and first oblivious transfers go both ways in about equal parts.
-    client, server = (total[f"bytes_sent_{who}"] + setup / 2 for who in ("client", "server"))
+    (client, server), total = whole.sent(setup), whole.total
+    of_link = total["seconds"], total["wire"] + setup, total["rounds"]
+    by_bytes, by_seconds = whole.bytes_by_kind, whole.seconds_by_kind
     return DetailedRow(
         architecture=str(architecture),
         model=model,
@@ -197,8 +196,8 @@ def compose(
         messages=total["messages"],
         rounds=total["rounds"],
         seconds=total["seconds"],
-        latency_wan_s=latency["wan"],
-        latency_lan_s=latency["lan"],
+        latency_wan_s=networks["wan"].latency_seconds(*of_link),
+        latency_lan_s=networks["lan"].latency_seconds(*of_link),
         method="composed",
         max_logit_error=None,
         bytes_client=client,
@@ -218,8 +217,7 @@ def compose(
 
 def without_details(row: DetailedRow) -> Row:
     """The row with the columns of rows.csv."""
-    values = asdict(row)
-    return Row(**{one.name: values[one.name] for one in fields(Row)})
+    return Row(**{one.name: getattr(row, one.name) for one in fields(Row)})
 
 
 def composition_error(passes: Iterable[Mapping[str, object]], quantity: str = "bytes") -> float | None:

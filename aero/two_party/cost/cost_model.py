@@ -11,7 +11,7 @@ from __future__ import annotations
 import itertools
 import math
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -48,26 +48,28 @@ Point = tuple[Sequence[int], Sequence[float], float]
 class LinearModel:
     """quantity = sum of factor x feature.
 
-    error: largest relative error at a point left out of the fit; None with too few points. points: how many were
-    fitted. others: other factors that fit as well within that error, as features measured only in one proportion cannot
-    be told apart.
+    error: largest relative error at a point left out of the fit; None with too few points. others: other factors that
+    fit as well within that error, as features measured only in one proportion cannot be told apart.
     """
 
     factors: Factors
     error: float | None
-    points: int
     others: tuple[Factors, ...] = ()
 
     def __call__(self, features: Sequence[float]) -> float:
-        return sum(factor * value for factor, value in zip(self.factors, features, strict=True))
+        return _sum(self.factors, features)
 
     def bound(self, features: Sequence[float]) -> float:
         """Relative error bound: `error`, or the largest difference from `others`. Infinite without an error."""
         if self.error is None:
             return math.inf
         value = self(features)
-        differences = (abs(LinearModel(one, None, 0)(features) - value) for one in self.others)
+        differences = (abs(_sum(one, features) - value) for one in self.others)
         return max([self.error, *(relative(difference, value) for difference in differences)])
+
+
+def _sum(factors: Factors, features: Sequence[float]) -> float:
+    return sum(factor * value for factor, value in zip(factors, features, strict=True))
 
 
 def relative(difference: float, value: float) -> float:
@@ -96,7 +98,6 @@ class Operations:
     """Measured operations by (op, shape), and the models between them."""
 
     measured: Mapping[tuple[str, str], ledger.Measurement]
-    variant: str
     _models: dict[tuple[str, str, bool | None], LinearModel | None] = field(default_factory=dict)
 
     @cached_property
@@ -116,50 +117,41 @@ class Operations:
     def cost(self, op: str, shape: str, extrapolate: bool = False) -> OperationCost:
         """The cost of an operation. UserError outside the measured sizes of its kind, unless `extrapolate`, and with
         fewer than two measured sizes in any case."""
-        row = self.measured.get((op, shape))
-        found = {name: float(getattr(row, name)) for name in QUANTITIES} if row is not None else {}
-        wanted = packing.sized(op, shape)
-        if found and not math.isnan(found["seconds"]):
-            errors = dict.fromkeys(QUANTITIES, 0.0)
-            if math.isnan(found["rounds"]):
-                found["rounds"], errors["rounds"] = self._modelled("rounds", wanted)
-            return OperationCost(found, errors, "measured")
-        others = self.groups.get(wanted.group, [])
-        timed = len(self._points(wanted.group, "seconds"))
-        if found and not timed and math.isfinite(found["rounds"]):
-            errors = {name: math.inf if name == "seconds" else 0.0 for name in QUANTITIES}
-            return OperationCost(found, errors, "measured")
-        # Rounds and seconds may have been measured at fewer sizes: beyond these the answer has no bound for them.
-        needed = [] if found else [name for name in QUANTITIES if name not in ("rounds", "seconds")]
-        inside = not needed or packing.within(wanted.sizes, [one.sizes for one, _ in others])
-        models = [self.model_for(wanted.group, name, wanted.one_row)[0] for name in needed]
-        unknown = any(model is None or model.error is None for model in models)
-        if timed < 2 <= len(others) and not extrapolate:
-            raise UserError(
-                f"{op} {shape} was measured without seconds, and too few other shapes have them; measure it again on a "
-                "quiet machine, without --no-seconds, or see --extrapolate"
-            )
-        if not inside and not (extrapolate and others):
-            raise UserError(self._outside(op, shape, wanted, bool(others)))
-        if len(others) < 2:
-            raise UserError(
-                f"{op} {shape} was not measured, and one measured shape ({others[0][1].shape}) is too few to "
-                f"extrapolate; {_MEASURE}"
-            )
-        if unknown and not extrapolate:
-            raise UserError(
-                f"{op} {shape} was not measured, and {len(others)} measured shapes of its kind are too few to "
-                f"interpolate with a known error; {_REMEDY}"
-            )
-        values = {name: value for name, value in found.items() if not math.isnan(value)}
+        row, wanted = self.measured.get((op, shape)), packing.sized(op, shape)
+        values = {} if row is None else {name: float(getattr(row, name)) for name in QUANTITIES}
+        values = {name: value for name, value in values.items() if not math.isnan(value)}
         errors = dict.fromkeys(values, 0.0)
+        inside, unknown, how = True, False, "measured"
+        if "seconds" not in values and ("rounds" not in values or self._points(wanted.group, "seconds")):
+            others, timed = self.groups.get(wanted.group, []), len(self._points(wanted.group, "seconds"))
+            how = "interpolated" if row is None else "timed by law"
+            if row is None:
+                # Rounds and seconds may have been measured at fewer sizes: beyond these they have no bound.
+                inside = packing.within(wanted.sizes, [one.sizes for one, _ in others])
+                models = [self.model_for(wanted.group, name, wanted.one_row)[0] for name in QUANTITIES[:3]]
+                unknown = any(model is None or model.error is None for model in models)
+            if timed < 2 <= len(others) and not extrapolate:
+                raise UserError(
+                    f"{op} {shape} was measured without seconds, and too few other shapes have them; measure it again "
+                    "on a quiet machine, without --no-seconds, or see --extrapolate"
+                )
+            if not inside and not (extrapolate and others):
+                raise UserError(self._outside(op, shape, wanted, bool(others)))
+            if len(others) < 2:
+                raise UserError(
+                    f"{op} {shape} was not measured, and one measured shape ({others[0][1].shape}) is too few to "
+                    f"extrapolate; {_MEASURE}"
+                )
+            if unknown and not extrapolate:
+                raise UserError(
+                    f"{op} {shape} was not measured, and {len(others)} measured shapes of its kind are too few to "
+                    f"interpolate with a known error; {_REMEDY}"
+                )
         for name in QUANTITIES:
             if name not in values:
                 values[name], error = self._modelled(name, wanted)
                 errors[name] = error if inside else math.inf
-        if unknown or not inside:
-            return OperationCost(values, errors, "extrapolated")
-        return OperationCost(values, errors, "timed by law" if found else "interpolated")
+        return OperationCost(values, errors, "extrapolated" if unknown or not inside else how)
 
     def _modelled(self, name: str, wanted: packing.Sized) -> tuple[float, float]:
         """A quantity by its model, and its error bound: infinite outside the sizes that the model was fitted to, which
@@ -256,22 +248,20 @@ def fit(points: Sequence[Point]) -> LinearModel | None:
         if without is None or value <= 0 or len(others) < 2:
             continue
         inside = packing.within(sizes, [other for other, _, _ in others])
-        predicted = LinearModel(without, None, 0)(features)
+        predicted = _sum(without, features)
         # Relative to the prediction, as bounds are used.
         (between if inside else outer).append(relative(abs(value - predicted), predicted))
     errors = between or outer
-    model = LinearModel(whole, max(errors) if errors else None, len(points))
-    if model.error is None:
-        return model
+    if not errors:
+        return LinearModel(whole, None)
     # The fit itself may miss an outer point by more than its leave-one-out error.
-    allowed = max(model.error, _largest_miss(whole, points), SAME_ERROR)
-    return replace(model, others=tuple(one for one in possible if _largest_miss(one, points) <= allowed))
+    allowed = max(*errors, _largest_miss(whole, points), SAME_ERROR)
+    return LinearModel(whole, max(errors), tuple(one for one in possible if _largest_miss(one, points) <= allowed))
 
 
 def _largest_miss(factors: Factors, points: Sequence[Point]) -> float:
     """The largest relative error at the fitted points."""
-    model = LinearModel(factors, None, 0)
-    return max((abs(model(features) / value - 1) for _, features, value in points if value > 0), default=0.0)
+    return max((abs(_sum(factors, features) / value - 1) for _, features, value in points if value > 0), default=0.0)
 
 
 def _factors(points: Sequence[tuple[Sequence[float], float]]) -> tuple[list[Factors | None], list[Factors]]:
@@ -332,7 +322,7 @@ def measured_operations(variant: str, root: Path | str = ".", files: Sequence[st
     for name in files:
         path = Path(root) / name
         if path.is_file():
-            rows = ledger.read(path, ledger.Measurement, ledger.NO_SECONDS)
+            rows = ledger.read(path, ledger.Measurement)
             own = ledger.by_operation(row for row in rows if row.variant == variant and not row.model.startswith(OWN))
             # A measurement without seconds replaces none that has them.
             found |= {key: row for key, row in own.items() if key not in found or not math.isnan(row.seconds)}
@@ -340,7 +330,7 @@ def measured_operations(variant: str, root: Path | str = ".", files: Sequence[st
         if not _has_costs(Path(root), files):
             raise UserError(f"the measured costs of operations ({files[0]}, ...) are not in this folder; {_IN_CLONE}")
         raise UserError(f"no operation measured with {variant} in {', '.join(files)}; {_MEASURE}")
-    return Operations(found, variant)
+    return Operations(found)
 
 
 def _has_costs(root: Path, files: Sequence[str] = FILES) -> bool:

@@ -13,12 +13,13 @@ models and programs without rules are traced.
 from __future__ import annotations
 
 import argparse
+import contextlib
+import itertools
 import json
 import re
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
-from fractions import Fraction
 from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -41,9 +42,12 @@ VOCABULARY = {"languini-gpt2": 16384}
 """Entries of the papers' tokenizers, where it is not GPT-2's 50,257."""
 LEAST_CONTEXT, LEAST_LAYERS = 16, 4
 """The rules hold from here on: programs cut shorter contexts into fewer blocks."""
+_SHARED = ("layers", "heads", "width", "ffn_width", "vocabulary")
+"""Sizes that a model's configuration has as well."""
 _NOT_LEARNED = ("position", "rotary_fraction", "parallel_residual")
-# A rule is derived at these contexts, which equal no other size in a shape, and checked at (T, L, x).
-_TRACED_CONTEXTS = (176, 304)
+# A rule is derived at this context, which neither equals another size in a shape nor follows one, and checked at
+# (T, L, x).
+_TRACED_CONTEXT = 211
 _CHECKED = ((LEAST_CONTEXT, 6, 2), (391, 9, 4), (512, LEAST_LAYERS, 1))
 
 MOST = {"layers": 10_000, "heads": 10_000} | dict.fromkeys(("width", "ffn_width", "vocabulary", "context"), 10**7)
@@ -100,8 +104,7 @@ def sizes_of(name: str, config: ModelConfig, context: int) -> Sizes:
     """Sizes of a Hugging Face model. UserError for a longer context than it has."""
     if not 1 <= context <= config.context:
         raise UserError(f"--context {context} must be 1 to {config.context}, the positions of {name}")
-    shared = {name: getattr(config, name) for name in ("layers", "heads", "width", "ffn_width", "vocabulary")}
-    return Sizes(family=name, context=context, config=config, **shared)
+    return Sizes(family=name, context=context, config=config, **{name: getattr(config, name) for name in _SHARED})
 
 
 def model_config(architecture: Architecture, family: str, context: int, **changes: int) -> ModelConfig:
@@ -112,12 +115,11 @@ def model_config(architecture: Architecture, family: str, context: int, **change
     switches = FAMILIES[family].switches
     if architecture.block == "he_hofmann":  # it has its own form and learned positions
         switches = {key: value for key, value in switches.items() if key not in _NOT_LEARNED}
-    values = {name: getattr(sizes, name) for name in ("layers", "heads", "width", "ffn_width", "vocabulary")}
-    return ModelConfig(context=context, **values, **switches)
+    return ModelConfig(context=context, **{name: getattr(sizes, name) for name in _SHARED}, **switches)
 
 
-def counts(architecture: Architecture, sizes: Sizes, program: str) -> tuple[Counts, bool]:
-    """Operations of a forward pass with their counts, and whether they come from a rule rather than from tracing.
+def counts(architecture: Architecture, sizes: Sizes, program: str) -> Counts:
+    """Operations of a forward pass with their counts, from a rule if there is one, else from tracing.
 
     Raises UserError if `program` is unknown or cannot compute the architecture.
     """
@@ -131,18 +133,16 @@ def counts(architecture: Architecture, sizes: Sizes, program: str) -> tuple[Coun
         raise UserError(str(error)) from None
     rule = _rule_for(architecture, sizes, program)
     if rule is None:
-        return traced(architecture, sizes, program), False
-    return evaluate(rule, sizes.layers, architecture.pruned, sizes.context), True
+        return traced(architecture, sizes, program)
+    return evaluate(rule, sizes.layers, architecture.pruned, sizes.context)
 
 
 def traced(architecture: Architecture, sizes: Sizes, program: str) -> Counts:
     """Counts from tracing the program; UserError if it cannot compute the architecture."""
     from aero.two_party.program.forward import operations
 
-    config = sizes.config
-    if config is None:
-        changes = {name: getattr(sizes, name) for name in ("layers", "heads", "width", "ffn_width", "vocabulary")}
-        config = model_config(architecture, sizes.family, sizes.context, **changes)
+    changes = {name: getattr(sizes, name) for name in _SHARED}
+    config = sizes.config or model_config(architecture, sizes.family, sizes.context, **changes)
     try:
         found = operations(architecture.at_inference(), config, program, sizes.context)
     except UserError:
@@ -153,84 +153,58 @@ def traced(architecture: Architecture, sizes: Sizes, program: str) -> Counts:
 
 
 Rule = list[list[Any]]
-"""Lines [operation and shape with "<p,b>" for a size p T + b, count for L = x = 0, per layer, per pruned FFN]."""
+"""Lines [operation and shape with "T" for the context, count for L = x = 0, per layer, per pruned FFN]."""
 
 
 @cache
-def _rules() -> dict[str, dict[str, dict[str, Rule]]]:
-    """Rules by family, program and name of the architecture."""
+def _rules() -> dict[str, Rule]:
+    """Rules by `_key`."""
     return json.loads(PATH.read_text(encoding="utf-8"))
 
 
-def _name(architecture: Architecture, layers: int) -> str:
-    """The name of an architecture's rule: "i_x" for any number of pruned FFNs, "i_all" (no rule) for all of them."""
-    text = str(architecture)
-    if not architecture.pruned:
-        return text
-    return re.sub(r"i_\d+", "i_all" if architecture.pruned == layers else "i_x", text)
+def _key(family: str, program: str, name: str) -> str:
+    """The name of a rule. Families that differ only in depth share their rules."""
+    return f"{'gpt2' if family == 'gpt2-18l' else family} {program} {name}"
 
 
 def _rule_for(architecture: Architecture, sizes: Sizes, program: str) -> Rule | None:
     if not sizes.published_width or sizes.context < LEAST_CONTEXT or sizes.layers < LEAST_LAYERS:
         return None
-    return _rules().get(_widths(sizes.family), {}).get(program, {}).get(_name(architecture, sizes.layers))
-
-
-def _widths(family: str) -> str:
-    """The family whose rules `family` uses: those that differ only in depth share them."""
-    return "gpt2" if family == "gpt2-18l" else family
+    name = str(architecture)
+    if 0 < architecture.pruned < sizes.layers:  # with all FFNs pruned there is no rule
+        name = re.sub(r"i_\d+", "i_x", name)
+    return _rules().get(_key(sizes.family, program, name))
 
 
 def evaluate(rule: Rule, layers: int, pruned: int, context: int) -> Counts:
     """The counts of `rule` at L = layers, x = pruned, T = context."""
     found: Counter[tuple[str, str]] = Counter()
     for text, base, per_layer, per_pruned in rule:
-        filled = re.sub(r"<(-?\d+),(-?\d+)>", lambda m: str(int(m[1]) * context + int(m[2])), text)
+        filled = text.replace("T-1", str(context - 1)).replace("T", str(context))
         if count := base + per_layer * layers + per_pruned * pruned:
             name, _, shape = filled.partition(" ")
             found[name, shape] += count
     return dict(found)
 
 
-def _generalised(low: Counts, high: Counts) -> list[str] | None:
-    """Operations of the same program at the two `_TRACED_CONTEXTS`, with sizes that follow T as "<p,b>"."""
-    if len(low) != len(high):
-        return None
-    return [_one_text(a, b) for a, b in zip(map(" ".join, low), map(" ".join, high), strict=True)]
-
-
-def _one_text(low: str, high: str) -> str:
-    pieces_low, pieces_high = re.split(r"(\d+)", low), re.split(r"(\d+)", high)
-    if len(pieces_low) != len(pieces_high):
-        return low  # two different operations: the check at `_CHECKED` fails
-    pieces = []
-    for one, other in zip(pieces_low, pieces_high, strict=True):
-        if one == other or not one.isdigit() or not other.isdigit():
-            pieces.append(one)
-            continue
-        slope = Fraction(int(other) - int(one), _TRACED_CONTEXTS[1] - _TRACED_CONTEXTS[0])
-        offset = int(one) - slope * _TRACED_CONTEXTS[0]
-        pieces.append(f"<{slope},{offset}>" if slope.denominator == offset.denominator == 1 else one)
-    return "".join(pieces)
-
-
 def derive_rule(name: str, family: str, program: str) -> Rule | None:
     """The rule of an architecture by tracing it; None if counts and sizes do not follow one. "i_x" in `name`: any x."""
     pruned = name.count("i_x")
 
-    def trace(layers: int, x: int, context: int) -> Counts:
+    def trace(layers: int, x: int, context: int = _TRACED_CONTEXT) -> Counts:
         architecture = parse(name.replace("i_x", f"i_{x}"))
         return traced(architecture, published_sizes(family, context, layers=layers), program)
 
-    shallow, deep = (trace(layers, pruned, _TRACED_CONTEXTS[0]) for layers in (5, 6))
-    more = trace(6, 2, _TRACED_CONTEXTS[0]) if pruned else deep
-    texts = _generalised(deep, trace(6, pruned, _TRACED_CONTEXTS[1]))
-    if texts is None or not set(shallow) == set(deep) == set(more):
+    shallow, deep = (trace(layers, pruned) for layers in (5, 6))
+    more = trace(6, 2) if pruned else deep
+    if not set(shallow) == set(deep) == set(more):
         return None
+    symbols = {str(_TRACED_CONTEXT): "T", str(_TRACED_CONTEXT - 1): "T-1"}
     rule: Rule = []
-    for text, key in zip(texts, deep, strict=True):
-        per_layer, per_pruned = deep[key] - shallow[key], more[key] - deep[key]
-        rule.append([text, deep[key] - 6 * per_layer - pruned * per_pruned, per_layer, per_pruned])
+    for key, count in deep.items():
+        text = re.sub(r"\d+", lambda number: symbols.get(number[0], number[0]), " ".join(key))
+        per_layer, per_pruned = count - shallow[key], more[key] - count
+        rule.append([text, count - 6 * per_layer - pruned * per_pruned, per_layer, per_pruned])
     for context, layers, x in _CHECKED:
         if evaluate(rule, layers, pruned * x, context) != trace(layers, pruned * x, context):
             return None
@@ -249,32 +223,14 @@ def every_architecture() -> Iterator[str]:
         yield f"SOTA(SM+{ffn})"
 
 
-def derive_rules(families: Sequence[str] = tuple(FAMILIES)) -> dict[str, dict[str, dict[str, Rule]]]:
+def derive_rules() -> dict[str, Rule]:
     """The content of counts.json, by tracing; architectures that a program cannot compute are left out."""
-    rules: dict[str, dict[str, dict[str, Rule]]] = {}
-    for family in dict.fromkeys(map(_widths, families)):
-        for program in PROGRAMS:
-            of_program = rules.setdefault(family, {}).setdefault(program, {})
-            for name in every_architecture():
-                try:
-                    rule = derive_rule(name, family, program)
-                except UserError:
-                    continue
-                if rule is not None:
-                    of_program[name] = rule
+    rules: dict[str, Rule] = {}
+    for family, program, name in itertools.product(FAMILIES, PROGRAMS, every_architecture()):
+        with contextlib.suppress(UserError):
+            if (key := _key(family, program, name)) not in rules and (rule := derive_rule(name, family, program)):
+                rules[key] = rule
     return rules
-
-
-def _text(rules: dict[str, dict[str, dict[str, Rule]]]) -> str:
-    """JSON with one line per architecture, so that a diff shows which changed."""
-    families = []
-    for family, programs in rules.items():
-        parts = []
-        for program, names in programs.items():
-            lines = ",\n".join(f"   {json.dumps(name)}: {json.dumps(rule)}" for name, rule in names.items())
-            parts.append(f'  "{program}": {{\n{lines}\n  }}')
-        families.append(f' "{family}": {{\n' + ",\n".join(parts) + "\n }")
-    return "{\n" + ",\n".join(families) + "\n}\n"
 
 
 def _main(arguments: list[str]) -> None:
@@ -282,8 +238,9 @@ def _main(arguments: list[str]) -> None:
         arguments
     )
     rules = derive_rules()
-    write_text(PATH, _text(rules))
-    print(f"{PATH}: {sum(len(names) for programs in rules.values() for names in programs.values())} rules")
+    # One line a rule, so that a diff shows which changed.
+    write_text(PATH, "{\n" + ",\n".join(f"{json.dumps(key)}: {json.dumps(rules[key])}" for key in rules) + "\n}\n")
+    print(f"{PATH}: {len(rules)} rules")
 
 
 if __name__ == "__main__":

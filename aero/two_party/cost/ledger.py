@@ -6,13 +6,13 @@ import csv
 import io
 import json
 import math
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass, fields, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from aero.errors import cut, text_of
-from aero.records import write_text
+from aero.records import csv_text, write_text
 
 if TYPE_CHECKING:  # reading results needs no JAX
     from aero.two_party.program.operations import Operation
@@ -99,29 +99,22 @@ class DetailedRow(Row):
     places: str
 
 
-UNMEASURED = frozenset({"rounds", "latency_wan_s", "latency_lan_s"})
-"""Fields that may be NaN: rounds that were not measured, and latencies composed of them."""
-NO_SECONDS = UNMEASURED | {"seconds"}
-"""The same for operations measured on a machine that was not quiet (`asked_ops.csv`)."""
+_MAY_BE_NAN = frozenset({"rounds", "seconds", "latency_wan_s", "latency_lan_s"})
+"""Fields of what was not measured, such as seconds on a machine that was not quiet, and of what is composed of it."""
 _AT_LEAST_ONE = frozenset({"context", "runs"})
 _OBJECTS = frozenset({"provenance", "bytes_by_kind", "seconds_by_kind"})
 
 
 def write(path: Path, rows: Iterable[Measurement | Row], kind: type[Measurement] | type[Row]) -> None:
     """Write rows atomically with the header of `kind`."""
-    text = io.StringIO()
-    writer = csv.DictWriter(text, [field.name for field in fields(kind)], lineterminator="\n")
-    writer.writeheader()
-    for row in rows:
-        writer.writerow({key: "" if value is None else value for key, value in asdict(row).items()})
-    write_text(path, text.getvalue())
+    write_text(path, csv_text([field.name for field in fields(kind)], map(asdict, rows)))
 
 
 def read_any(path: Path) -> list[Any]:
     """Rows of a file of operations, rows or detailed rows, by its columns. ValueError as `read`."""
     first = text_of(path).partition("\n")[0]
     kinds = (kind for kind in (Measurement, Row, DetailedRow) if first == ",".join(one.name for one in fields(kind)))
-    return read(path, next(kinds, Measurement), NO_SECONDS)
+    return read(path, next(kinds, Measurement))
 
 
 def name_of(row: Measurement | Row) -> tuple[str, ...]:
@@ -129,8 +122,8 @@ def name_of(row: Measurement | Row) -> tuple[str, ...]:
     return tuple(str(getattr(row, column)) for column in row.named_by)
 
 
-def read(path: Path, kind: type[Any], unmeasured: Collection[str] = UNMEASURED) -> list[Any]:
-    """Rows of a file written by `write`. NaN is allowed in the fields `unmeasured` only.
+def read(path: Path, kind: type[Any]) -> list[Any]:
+    """Rows of a file written by `write`.
 
     ValueError naming the file, line and field for wrong columns, values that cannot be, or two lines of one name.
     """
@@ -147,7 +140,7 @@ def read(path: Path, kind: type[Any], unmeasured: Collection[str] = UNMEASURED) 
         try:
             if None in line or None in line.values():
                 raise ValueError(f"not {len(types)} fields, as the first line has")
-            row = kind(**{name: _value(name, types[name], text, unmeasured) for name, text in line.items()})
+            row = kind(**{name: _value(name, types[name], text) for name, text in line.items()})
             if (name := name_of(row)) in rows:
                 raise ValueError(f"{' '.join(name)[:200]} is in the file twice")
             if isinstance(row, Row) and not math.isclose(row.bytes, row.bytes_client + row.bytes_server, rel_tol=1e-6):
@@ -158,7 +151,7 @@ def read(path: Path, kind: type[Any], unmeasured: Collection[str] = UNMEASURED) 
     return list(rows.values())
 
 
-def _value(name: str, kind: str, text: str, unmeasured: Collection[str]) -> Any:
+def _value(name: str, kind: str, text: str) -> Any:
     if "None" in kind and text == "":
         return None
     if kind == "str":
@@ -170,7 +163,7 @@ def _value(name: str, kind: str, text: str, unmeasured: Collection[str]) -> Any:
     except ValueError:
         raise ValueError(f"{name} is {cut(repr(text))}, not a number") from None
     least = 1 if name in _AT_LEAST_ONE else 0
-    if not least <= number < math.inf and not (name in unmeasured and math.isnan(number)):
+    if not least <= number < math.inf and not (name in _MAY_BE_NAN and math.isnan(number)):
         raise ValueError(f"{name} is {cut(text)}; it must be a number of at least {least}")
     return number
 

@@ -12,6 +12,7 @@ import numpy as np
 
 from aero import records
 from aero.two_party.cost.ledger import Measurement, as_json
+from aero.two_party.cost.packing import MATRICES
 from aero.two_party.program.operations import SHARED, Operation
 from aero.two_party.program.optimizations import parse_program
 from aero.two_party.runtime.parties import Party, run_parties
@@ -31,19 +32,22 @@ WARM_UP = (
     Operation("embedding_slice", ((8, 8), (8, 8))),
     Operation("normalise", ((8, 8),)),
 )
-# Protocols with keys or oblivious transfers of their own, run only where they are measured.
-LATTICE_WARM_UP = Operation("lattice_linear", ((8, 8), (8, 8)))
-NARROW_WARM_UP = Operation("relu", ((8, 8),), (("narrow", 1),))
-FEW_WARM_UP = Operation("softmax_plain", ((1, 8, 8),), (("few", 1),))
+OWN_KEYS = {
+    "lattice_linear": Operation("lattice_linear", ((8, 8), (8, 8))),
+    "narrow=1": Operation("relu", ((8, 8),), (("narrow", 1),)),
+    "few=1": Operation("softmax_plain", ((1, 8, 8),), (("few", 1),)),
+}
+"""One operation of each protocol with keys or oblivious transfers of its own, by what the names of all its operations
+contain. They are run only where such an operation is."""
 DELAY_S = 0.020
 REFILL_MESSAGES = 1000
 REFILL_MATTERS = 60_000_000
 SAME_PROTOCOL = 32_768
 
 
-def arguments(operation: Operation, seed: int = 0) -> list[np.ndarray]:
+def arguments(operation: Operation) -> list[np.ndarray]:
     """Random values to measure `operation` on. Bytes do not depend on them; division and roots need moderate ones."""
-    generator = np.random.default_rng(seed)
+    generator = np.random.default_rng(0)
     values = []
     for shape, owner in zip(operation.shapes, operation.owners, strict=True):
         if owner == "ids":
@@ -93,7 +97,6 @@ def measure_task(party: Party, request: dict[str, Any]) -> tuple[list[Profile], 
         while all(map(refilled, runs)) and len(runs) < request["runs"] + 2:
             runs.append(party.run(function, names, ["y"]))
         profiles[operation] = runs
-        party.control(("measured", operation, warm, profiles[operation]))
         for name in names:
             party.drop(name)
     return warm, profiles
@@ -101,31 +104,22 @@ def measure_task(party: Party, request: dict[str, Any]) -> tuple[list[Profile], 
 
 def warm_up(operations: Iterable[Operation]) -> tuple[Operation, ...]:
     """What to run before `operations` so that none of them pays for keys."""
-    operations = tuple(operations)
-    return _warm_up(
-        lattice=any(operation.kind == LATTICE_WARM_UP.kind for operation in operations),
-        narrow=any(NARROW_WARM_UP.constants[0] in operation.constants for operation in operations),
-        few=any(FEW_WARM_UP.constants[0] in operation.constants for operation in operations),
-    )
+    names = [operation.name for operation in operations]
+    return (*WARM_UP, *(one for part, one in OWN_KEYS.items() if any(part in name for name in names)))
 
 
 def set_up(party: Party, program: str, before: Callable[[int, int], Any] = lambda number, many: None) -> list[Profile]:
     """Run what makes the keys that passes of `program` need; `before` gets the number of each run and of all."""
     optimizations, _ = parse_program(program)
-    first = _warm_up(
-        lattice="lattice_products" in optimizations,
-        narrow=bool({"narrow_comparisons", "bounded_reciprocals"} & optimizations),
-        few="fewer_squarings" in optimizations,
-    )
+    parts = {"lattice_products": "lattice_linear", "fewer_squarings": "few=1"}
+    parts |= dict.fromkeys(("narrow_comparisons", "bounded_reciprocals"), "narrow=1")
+    needed = {part for name, part in parts.items() if name in optimizations}
+    first = (*WARM_UP, *(one for part, one in OWN_KEYS.items() if part in needed))
     profiles = []
     for number, operation in enumerate(first, 1):
         before(number, len(first))
         profiles.append(party.run(operation.function(), place(party, operation), ["y"]))
     return profiles
-
-
-def _warm_up(lattice: bool, narrow: bool, few: bool) -> tuple[Operation, ...]:
-    return (*WARM_UP, *(LATTICE_WARM_UP,) * lattice, *(NARROW_WARM_UP,) * narrow, *(FEW_WARM_UP,) * few)
 
 
 def refilled(profile: Profile) -> bool:
@@ -138,23 +132,22 @@ def refilled(profile: Profile) -> bool:
 
 
 def rounds_task(party: Party, request: dict[str, Any]) -> dict[Operation, float]:
-    """In a party process: seconds that one second of round-trip time adds to each operation, at a small shape."""
+    """In a party process: seconds that one second of round-trip time adds to each operation."""
     for operation in warm_up(request["operations"]):
         party.run(operation.function(), place(party, operation), ["y"])
     found: dict[Operation, float] = {}
     for operation in request["operations"]:
-        small = shrink(operation)
-        names, function = place(party, small), small.function()
+        names, function = place(party, operation), operation.function()
         party.prepare(function, names, ["y"])
         times = {}
         for delay in (0.0, DELAY_S):
             party.barrier()
-            party.control(("delay", delay))
+            party.control(delay)
             party.barrier()
             # The least of several, because a refill of oblivious transfers adds rounds to some runs.
             times[delay] = min(party.run(function, names, ["y"]).seconds for _ in range(request["runs"]))
         party.barrier()
-        party.control(("delay", 0.0))
+        party.control(0.0)
         found[operation] = max(0.0, times[DELAY_S] - times[0.0]) / (2 * DELAY_S)
     return found
 
@@ -177,9 +170,7 @@ def shrink(operation: Operation) -> Operation:
         return Operation(kind, ((heads, rows, columns),), constants)
     if kind in ("scores", "mix"):
         return Operation(kind, tuple((1, min(rows, 8), min(columns, 8)) for _, rows, columns in shapes))
-    if kind.removesuffix(SHARED) in (
-        ("linear", "lattice_linear", "embedding_slice", "embedding_lookup", "vocabulary_slice")
-    ):
+    if kind.removesuffix(SHARED) in MATRICES:
         (rows, inner), (_, columns) = shapes
         inner = min(inner, 64)
         return Operation(kind, ((min(rows, 8), inner), (inner, min(columns, 64))))
@@ -208,29 +199,26 @@ def measure(
     variant: str,
     settings: Settings,
     runs: int = 1,
-    on_measured: Callable[[Measurement], None] | None = None,
-    rounds_runs: int = 3,
     rounds: Mapping[Operation, float] | None = None,
 ) -> list[Measurement]:
-    """Measure each of `operations`, in order, in the steady state of one session, and its rounds in a session before.
+    """Measure each of `operations`, in order, in the steady state of one session.
 
-    runs: of each operation; bytes and messages are those of the run with the fewest bytes, seconds the median.
-    on_measured: called with each measurement, which stands only if `measure` returns. rounds_runs: repetitions at each
-    delay; 0 leaves rounds out (NaN). rounds: of each operation, if known already. Raises TwoPartyError if a party
-    fails, ValueError if the two parties' profiles do not agree.
+    runs: of each operation; bytes and messages are those of the run with the fewest bytes, seconds the median. rounds:
+    as `measure_rounds` gives them; None leaves them out (NaN). Raises TwoPartyError if a party fails, ValueError if the
+    two parties' profiles do not agree.
     """
     wanted = list(dict.fromkeys(operations))
-    if not wanted:
-        return []
-    if rounds is None:
-        rounds = measure_rounds(wanted, settings, rounds_runs) if rounds_runs else dict.fromkeys(wanted, float("nan"))
-    source = as_json(**records.provenance(settings=variant, measured=records.now()))
-    measured: list[Measurement] = []
-
-    def take(message: tuple[Any, ...]) -> None:
-        _, operation, warm, profiles = message
-        pairs = zip(warm[0::2], warm[1::2], strict=True)
-        best = min(profiles, key=lambda profile: profile.bytes)
+    request = {"operations": wanted, "runs": runs}
+    (warm, profiles), (their_warm, theirs) = run_parties(measure_task, request, request, settings)
+    for ours, other in ((warm, their_warm), *((profiles[operation], theirs[operation]) for operation in wanted)):
+        for pair in zip(ours, other, strict=True):
+            check_pair(*pair)
+    # Extra bytes of the first run of each over the second: keys and first oblivious transfers.
+    extra = [first.bytes - second.bytes for first, second in zip(warm[0::2], warm[1::2], strict=True)]
+    setup_bytes = dict(zip(warm_up(wanted), extra, strict=True))
+    source, measured = as_json(**records.provenance(settings=variant, measured=records.now())), []
+    for operation in wanted:
+        best = min(profiles[operation], key=lambda profile: profile.bytes)
         measured.append(
             Measurement(
                 op=operation.name,
@@ -241,44 +229,25 @@ def measure(
                 bytes_sent_client=best.bytes_sent,
                 bytes_sent_server=best.bytes_received,
                 messages=best.messages_sent + best.messages_received,
-                rounds=round(rounds[operation], 1),
-                setup_bytes=_setup_bytes(warm_up([operation]), dict(zip(warm_up(wanted), pairs, strict=True))),
-                seconds=round(median(profile.seconds for profile in profiles), 4),
-                runs=len(profiles),
+                rounds=math.nan if rounds is None else round(rounds[operation], 1),
+                setup_bytes=sum(setup_bytes[one] for one in warm_up([operation])),
+                seconds=round(median(profile.seconds for profile in profiles[operation]), 4),
+                runs=len(profiles[operation]),
                 provenance=source,
             )
         )
-        if on_measured is not None:
-            on_measured(measured[-1])
-
-    request = {"operations": wanted, "runs": runs}
-    client, server = run_parties(measure_task, request, request, settings, on_control=take)
-    for pair in zip(client[0], server[0], strict=True):
-        check_pair(*pair)
-    for operation in wanted:
-        for pair in zip(client[1][operation], server[1][operation], strict=True):
-            check_pair(*pair)
     return measured
-
-
-def _setup_bytes(needed: Iterable[Operation], warm: Mapping[Operation, tuple[Profile, Profile]]) -> int:
-    """Extra bytes of the first run of each of `needed` over the second: keys and first oblivious transfers."""
-    return sum(first.bytes - second.bytes for first, second in (warm[one] for one in needed))
 
 
 def measure_rounds(operations: Sequence[Operation], settings: Settings, runs: int = 3) -> dict[Operation, float]:
     """Round trips that cost time, for each operation: the slope of its seconds against the round-trip time, which a
-    relay between the parties sets. Operations that shrink to the same one are measured once."""
+    relay between the parties sets. Operations that shrink to the same one are measured once. runs: at each delay."""
     relay = Relay()
-    by_small: dict[Operation, Operation] = {}
-    for operation in operations:
-        by_small.setdefault(shrink(operation), operation)
-    request = {"operations": list(by_small.values()), "runs": runs}
+    small = {operation: shrink(operation) for operation in operations}
+    request = {"operations": list(dict.fromkeys(small.values())), "runs": runs}
 
-    def set_delay(message: tuple[Any, ...]) -> None:
-        if message[0] == "delay":
-            relay.delay_s = message[1]
+    def set_delay(delay: float) -> None:
+        relay.delay_s = delay
 
     client, server = run_parties(rounds_task, request, request, settings, relay=relay, on_control=set_delay)
-    small = {shrink(operation): max(client[operation], server[operation]) for operation in by_small.values()}
-    return {operation: small[shrink(operation)] for operation in operations}
+    return {operation: max(client[one], server[one]) for operation, one in small.items()}

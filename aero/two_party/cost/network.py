@@ -24,14 +24,12 @@ class Network:
     def bytes_per_second(self) -> float:
         return self.bandwidth_mbit * 1e6 / 8
 
-    def transfer_seconds(self, bytes_client: float, bytes_server: float) -> float:
-        """Time of bytes that alternate: each direction has the full bandwidth and waits for the other. For bytes that
-        cross at once give their `wire_bytes`, and 0."""
-        return (bytes_client + bytes_server) * 8 / (self.bandwidth_mbit * 1e6)
+    def latency_seconds(self, compute: float, wire_bytes: float, rounds: float) -> float:
+        """compute + bytes / bandwidth + rounds x RTT, in seconds; computing and transfer are not overlapped.
 
-    def latency_seconds(self, compute: float, bytes_client: float, bytes_server: float, rounds: float) -> float:
-        """compute + bytes / bandwidth + rounds x RTT, in seconds; computing and transfer are not overlapped."""
-        return compute + self.transfer_seconds(bytes_client, bytes_server) + rounds * self.rtt_ms / 1e3
+        wire_bytes: as the function below counts them; each direction has the full bandwidth and waits for the other.
+        """
+        return compute + wire_bytes * 8 / (self.bandwidth_mbit * 1e6) + rounds * self.rtt_ms / 1e3
 
 
 def wire_bytes(op: str, bytes_client: float, bytes_server: float) -> float:

@@ -108,9 +108,7 @@ def features(operation: Sized) -> dict[str, tuple[float, ...]]:
         many, rows, inner, columns = matmul_
         one = ciphertexts(rows, inner, columns)
         results = many * rows * columns
-        sending, answering = (many * one.sent, 0, 0), (0, many * one.packed, many * one.bare)
-        both = tuple(a + b for a, b in zip(sending, answering, strict=True))
-        client, server = (sending, answering) if one.left else (answering, sending)
+        client, server, both = one.directions(many)
         if operation.kind not in _BY_SERVER:  # two secrets: each party sends and answers
             client = server = both
         return {
@@ -120,16 +118,19 @@ def features(operation: Sized) -> dict[str, tuple[float, ...]]:
             "seconds": (1.0, many * one.multiplied, many * one.automorphisms, results),
             "rounds": (1.0,),
         }
-    entries = _entries(operation)
+    # Of the largest argument, or of the rows asked for.
+    entries = max(map(math.prod, operation.shapes))
+    if operation.rows is not None:
+        entries = operation.rows * operation.shapes[0][-1]
     rows = entries / (operation.shapes[0][-1] if operation.shapes[0] else 1)
-    levels = 0
+    levels, of = 0, narrow_levels if operation.narrow else tree_levels
     if operation.kind.startswith(_MAXIMUM):
-        levels = (narrow_levels if operation.narrow else tree_levels)(operation.shapes[0][-1])
+        levels = of(operation.shapes[0][-1])
     if operation.blocks is not None:
         *lead, height, width = operation.shapes[0]
         cover, heads = Cover(height, width, operation.blocks), math.prod(lead)
         entries, rows = heads * cover.entries, heads * cover.comparisons
-        levels = cover.narrow_levels if operation.narrow else cover.levels
+        levels = cover.levels(of)
     batches = _batches(entries) if operation.kind.startswith(_OF_TWO_SECRETS) else math.ceil(entries / SLOTS)
     bytes_ = (1.0, batches, entries, rows)
     return {
@@ -151,14 +152,12 @@ def _lookup_features(operation: Sized) -> dict[str, tuple[float, ...]]:
     """The client's secrets times slices of the server's hint, the queries, and truncations of the result."""
     (tokens, vocabulary), (_, width) = operation.shapes
     one, many = ciphertexts(tokens, lookup.HINT_SLICE, width), lookup.DEGREE // lookup.HINT_SLICE
-    sending, answering = (many * one.sent, 0, 0), (0, many * one.packed, many * one.bare)
-    client, server = (sending, answering) if one.left else (answering, sending)
+    client, server, both = one.directions(many)
     results, queries = tokens * width, tokens * vocabulary
-    crossing = tuple(a + b for a, b in zip(sending, answering, strict=True))
     return {
         "bytes_sent_client": (1.0, *client, results, queries),
         "bytes_sent_server": (1.0, *server, results),
-        "messages": (1.0, *crossing, results, math.ceil(tokens / lookup.TOKENS_AT_ONCE)),
+        "messages": (1.0, *both, results, math.ceil(tokens / lookup.TOKENS_AT_ONCE)),
         "seconds": (1.0, many * one.multiplied, many * one.automorphisms, queries, queries * width),
         "rounds": (1.0,),
     }
@@ -196,13 +195,6 @@ def _matmul(operation: Sized) -> tuple[int, int, int, int] | None:
     return None
 
 
-def _entries(operation: Sized) -> int:
-    """Entries of an elementwise operation: of its largest argument, or of the `rows` asked for."""
-    if operation.rows is not None:
-        return operation.rows * operation.shapes[0][-1]
-    return max(math.prod(shape) for shape in operation.shapes)
-
-
 @dataclass(frozen=True)
 class Ciphertexts:
     """Ciphertexts of one matrix multiplication: sent, packed answers, bare answers (half as long); ciphertext
@@ -214,6 +206,12 @@ class Ciphertexts:
     bare: int
     multiplied: int
     automorphisms: int
+
+    def directions(self, many: int) -> tuple[tuple[int, int, int], ...]:
+        """(sent, packed, bare) of so many multiplications: by the client, by the server, by both."""
+        sending, answering = (many * self.sent, 0, 0), (0, many * self.packed, many * self.bare)
+        both = many * self.sent, many * self.packed, many * self.bare
+        return (sending, answering, both) if self.left else (answering, sending, both)
 
 
 @cache

@@ -80,7 +80,7 @@ def batches(left: Sequence[Wanted]) -> Iterator[list[Wanted]]:
 def usable(path: Path, signatures: Mapping[tuple[str, str], str]) -> list[Measurement]:
     """Rows of an earlier measurement that still stand."""
     try:
-        rows = ledger.read(path, Measurement, ledger.NO_SECONDS)
+        rows = ledger.read(path, Measurement)
     except (OSError, ValueError):
         return []
     return [row for row in rows if json.loads(row.provenance).get("computation") == signatures.get(row.key, 0)]

@@ -18,9 +18,8 @@ multiplications of floats at the n / 2 complex roots (limbs of 21 and 22 bits, e
 of a result, which fixed point truncates; that allows n = 4,096. A result is scaled by 2^28 (`RESULT_BITS`) over fixed
 point, with the noise of `noise_of`.
 
-What each party learns: the server sees ciphertexts only. The client decrypts X_0 W - R with R uniform modulo 2^64, kept
-by the server as its share, so noise reveals nothing about W. The `a` half of an answer is a combination by W of the
-client's own public elements; the server adds a fresh encryption of zero to hide it.
+docs/lattice.md argues what each party learns. The `a` half of an answer is a combination by W of the client's own
+public elements; the server adds a fresh encryption of zero to hide it.
 """
 
 from __future__ import annotations
@@ -136,11 +135,6 @@ def _power(level: int, degree: int) -> int:
     return degree // (1 << level) + 1
 
 
-def _halves(elements: np.ndarray, seconds: np.ndarray) -> np.ndarray:
-    """`limb_spectra` of ciphertexts (a, b), each (count, n), as (count, 2, 3, n/2)."""
-    return np.moveaxis(np.stack([limb_spectra(elements), limb_spectra(seconds)]), (0, 1), (1, 2))
-
-
 class SecretKey:
     """The client's secret key for one session, and the public material for the server."""
 
@@ -188,7 +182,8 @@ class PublicMaterial:
     def __init__(self, message: bytes, degree: int = DEGREE) -> None:
         keys = 1 + LEVELS * DIGITS
         seconds = np.frombuffer(message[SEED:], "<u8").reshape(keys, degree)
-        spectra = _halves(uniform(message[:SEED], "keys", keys, degree), seconds)
+        firsts = uniform(message[:SEED], "keys", keys, degree)
+        spectra = np.moveaxis(limb_spectra(np.stack([firsts, seconds], 1)), 0, 2)  # (keys, 2, 3, n/2)
         self._zero = spectra[0]
         self._change = spectra[1:].reshape(LEVELS, DIGITS, 6, degree // 2)
 
@@ -247,7 +242,7 @@ def times(left: np.ndarray, matrix: np.ndarray) -> np.ndarray:
     return from_limbs(np.stack([(limb @ right).astype(np.int64) for limb in limbs(left)]))
 
 
-def noise_of(matrix: np.ndarray, fraction_bits: int = 18, wide: int = WIDE, degree: int = DEGREE) -> float:
+def noise_of(matrix: np.ndarray, fraction_bits: int = 18, wide: int = WIDE) -> float:
     """The largest standard deviation of the noise of an entry of X W, in units of the fixed point's last bit.
 
     wide: that of the `Layout`, 2 at 128 rows and never more than WIDE. A query's noise meets all columns in the same
@@ -256,10 +251,10 @@ def noise_of(matrix: np.ndarray, fraction_bits: int = 18, wide: int = WIDE, degr
     squares = np.square(matrix, dtype=np.float64).sum(0)
     neighbours = np.convolve(squares, np.ones(min(wide, len(squares)))).max()
     queries = DEVIATION * 2.0**fraction_bits * neighbours**0.5 * PACKED
-    digits = DEVIATION * (degree * DIGITS / 12) ** 0.5 * 2.0**DIGIT_BITS
-    below = (degree * 2 / 3 / 12) ** 0.5 * 2.0 ** (64 - DIGITS * DIGIT_BITS)
+    digits = DEVIATION * (DEGREE * DIGITS / 12) ** 0.5 * 2.0**DIGIT_BITS
+    below = (DEGREE * 2 / 3 / 12) ** 0.5 * 2.0 ** (64 - DIGITS * DIGIT_BITS)
     levels = sum(4.0**level for level in range(LEVELS)) ** 0.5
-    cut = ((degree * 2 / 3 / 12) ** 0.5 * 2.0 ** CUT_BITS[0], 12**-0.5 * 2.0 ** CUT_BITS[1])
+    cut = ((DEGREE * 2 / 3 / 12) ** 0.5 * 2.0 ** CUT_BITS[0], 12**-0.5 * 2.0 ** CUT_BITS[1])
     parts = (queries, levels * digits, levels * below, *cut)
     return float(np.sqrt(np.square(parts).sum()) * 2.0**-RESULT_BITS)
 

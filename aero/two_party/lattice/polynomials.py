@@ -112,15 +112,15 @@ def ternary(count: int) -> np.ndarray:
 
 
 @cache
-def gaussian_thresholds(deviation: float = DEVIATION) -> tuple[int, np.ndarray]:
+def gaussian_thresholds() -> tuple[int, np.ndarray]:
     """(m, thresholds (2 m,) uint64): a uniform u < 2^64 maps to -m plus the number of thresholds <= u.
 
     The discrete Gaussian exp(-k^2 / 2 sigma^2), cut at 10 sigma (2^-75), to 2^-64 in every probability.
     """
-    most = int(10 * deviation)
+    most = int(10 * DEVIATION)
     with localcontext() as context:
         context.prec = 50
-        weights = [(-(Decimal(k) ** 2) / (2 * Decimal(deviation) ** 2)).exp() for k in range(-most, most + 1)]
+        weights = [(-(Decimal(k) ** 2) / (2 * Decimal(DEVIATION) ** 2)).exp() for k in range(-most, most + 1)]
         whole, below, thresholds = sum(weights), Decimal(0), []
         for weight in weights[:-1]:
             below += weight

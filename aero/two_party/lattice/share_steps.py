@@ -12,10 +12,7 @@ X_i = b_i 2^(f+4) + Y_i with one bit b_i. Then X = Y_0 + Y_1 if b_0 = b_1, else 
 Each party computes its own 2^-Y_i, and the bits are already shared by xor: one multiplication and two selections give
 the exponential, where SPU takes eight squarings.
 
-`lattice_query`: rows of a table by encrypted queries (`aero.two_party.lattice.lookup`). The result is scaled by 2^39
-and masked by S H, which `unmasked` subtracts.
-
-`lattice_product`: matrix multiplication on ciphertexts (`aero.two_party.lattice.matmul`). The result is scaled by 2^28.
+`lattice_query` and `lattice_product` are the protocols of `aero.two_party.lattice.lookup` and `matmul`.
 
 `negative`: comparison. Shares of x modulo 2^64 are, modulo 2^32, shares of x if |x| < 2^31. A second SPU runtime
 compares these in a ring of 32 bits, with half of the digits and oblivious transfers.
@@ -79,10 +76,6 @@ def split_powers(x: Array) -> tuple[Array, Array, Array]:
     return tuple(on_shares.bind(x, step="split_powers"))
 
 
-def _split_powers_in_the_clear(x: Array) -> tuple[Array, Array, Array]:
-    return CLIENT_SCALE * jnp.exp2(-x), jnp.full_like(x, SERVER_SCALE), jnp.zeros(x.shape, bool)
-
-
 def _split_powers_of_a_share(party: StepContext, share: np.ndarray) -> tuple[np.ndarray, ...]:
     """This party's shares of the three results."""
     low_bits = party.fraction_bits + 4
@@ -108,11 +101,6 @@ def _lattice_query_in_the_clear(one_hot: Array, table: Array) -> tuple[Array, Ar
     tokens, width = one_hot.shape[0], table.shape[1]
     zeros = (jnp.zeros(shape, np.int32) for shape in ((tokens, lookup.DEGREE), (lookup.DEGREE, width)))
     return *zeros, 2.0**lookup.SCALE_BITS * (one_hot @ table)
-
-
-def _lattice_query_shapes(one_hot: Shape, table: Shape) -> tuple[Shape, ...]:
-    (tokens, _), (_, width) = one_hot, table
-    return (tokens, lookup.DEGREE), (lookup.DEGREE, width), (tokens, width)
 
 
 def _lattice_table(party: StepContext, table: np.ndarray | None) -> lookup.Table | None:
@@ -218,10 +206,6 @@ def negative(x: Array) -> Array:
     return on_shares.bind(x, step="negative")[0]
 
 
-def _negative_of_a_share(party: StepContext, share: np.ndarray) -> tuple[np.ndarray, ...]:
-    return (party.narrow_sign(share & np.uint64(0xFFFFFFFF)),)
-
-
 def exponential(x: Array) -> Array:
     """exp(x) by SQUARINGS squarings, for secret x in [-1.5 2^SQUARINGS, 0]. Its minimum is at -2^SQUARINGS, and it is
     1 again at twice that."""
@@ -238,62 +222,45 @@ def _exponential_in_the_clear(x: Array) -> tuple[Array]:
     return ((1.0 + y + y * y / 2.0) ** (2**SQUARINGS),)
 
 
-def _same_shapes(results: int) -> Callable[..., tuple[Shape, ...]]:
-    return lambda *shapes: (shapes[-1],) * results
-
-
 @dataclass(frozen=True)
 class Step:
-    """A step on shares: its function in the clear, what a party computes, and (dtype, owner or None) of each result.
+    """A step on shares: its function in the clear, what a party computes, and the owner, or None, of each result.
 
     of_shares: from the party's context and its share of every input as ring elements (n,), its share of every result.
-    shapes: of the results, from those of the inputs. prepare: for steps whose last input is the server's own:
-    preprocesses it once (None at the client), and may exchange a few bytes, which no profile counts; `of_shares` then
-    takes that value, and the shapes of all inputs last.
+    prepare: for steps whose last input is the server's own: preprocesses it once (None at the client), and may exchange
+    a few bytes, which no profile counts; `of_shares` then takes that value, and the shapes of all inputs last.
     in_the_clear: with `prepare`; the other inputs are some party's own too, and are passed in the clear.
     """
 
     clear: Callable[..., tuple[Array, ...]]
     of_shares: Callable[..., tuple[np.ndarray, ...]]
-    results: tuple[tuple[Any, int | None], ...]
-    shapes: Callable[..., tuple[Shape, ...]]
+    owners: tuple[int | None, ...] = (None,)
     prepare: Callable[[StepContext, np.ndarray | None], Any] | None = None
     in_the_clear: bool = False
 
 
 STEPS = {
     "split_powers": Step(
-        _split_powers_in_the_clear,
+        lambda x: (CLIENT_SCALE * jnp.exp2(-x), jnp.full_like(x, SERVER_SCALE), jnp.zeros(x.shape, bool)),
         _split_powers_of_a_share,
-        ((np.float32, None), (np.float32, SERVER), (np.bool_, None)),
-        _same_shapes(3),
+        (None, SERVER, None),
     ),
     "lattice_query": Step(
         _lattice_query_in_the_clear,
         _lattice_query_of_a_party,
-        ((np.int32, CLIENT), (np.int32, SERVER), (np.float32, None)),
-        _lattice_query_shapes,
+        (CLIENT, SERVER, None),
         _lattice_table,
         in_the_clear=True,
     ),
     "lattice_product": Step(
         lambda x, matrix: (2.0**matmul.RESULT_BITS * (x @ matrix),),
         _lattice_product_of_a_share,
-        ((np.float32, None),),
-        lambda x, matrix: ((x[0], matrix[1]),),
-        _lattice_matrix,
+        prepare=_lattice_matrix,
     ),
-    "unmasked": Step(
-        lambda masked, product: (masked,),
-        lambda party, masked, product: (masked - product,),
-        ((np.float32, None),),
-        _same_shapes(1),
-    ),
-    "negative": Step(lambda x: (x < 0.0,), _negative_of_a_share, ((np.bool_, None),), _same_shapes(1)),
-    "exponential": Step(
-        _exponential_in_the_clear, lambda party, share: (party.squared(share),), ((np.float32, None),), _same_shapes(1)
-    ),
-    "apart": Step(lambda x: (x,), lambda party, share: (share,), ((np.float32, None),), _same_shapes(1)),
+    "unmasked": Step(lambda masked, product: (masked,), lambda party, masked, product: (masked - product,)),
+    "negative": Step(lambda x: (x < 0.0,), lambda party, share: (party.narrow_sign(share & np.uint64(0xFFFFFFFF)),)),
+    "exponential": Step(_exponential_in_the_clear, lambda party, share: (party.squared(share),)),
+    "apart": Step(lambda x: (x,), lambda party, share: (share,)),
 }
 
 on_shares = jax.extend.core.Primitive("on_shares")
@@ -301,8 +268,7 @@ on_shares.multiple_results = True
 on_shares.def_impl(lambda *inputs, step: STEPS[step].clear(*inputs))
 on_shares.def_abstract_eval(
     lambda *inputs, step: [
-        jax.core.ShapedArray(shape, dtype)
-        for shape, (dtype, _) in zip(STEPS[step].shapes(*(x.shape for x in inputs)), STEPS[step].results, strict=True)
+        jax.core.ShapedArray(result.shape, result.dtype) for result in jax.eval_shape(STEPS[step].clear, *inputs)
     ]
 )
 mlir.register_lowering(

@@ -24,10 +24,6 @@ LARGEST = 2.0**12
 RECIPROCAL_ROOT_ERROR = 1.2e-4
 
 
-def below_zero(x: Array, narrow: bool) -> Array:
-    return negative(x) if narrow else x < 0.0
-
-
 def node_widths(entries: int, wide: int) -> list[int]:
     """Entries of the nodes of each level of `wide_maximum`: as few levels as nodes of `wide` allow, the narrow nodes
     first, where entries are many."""
@@ -52,7 +48,8 @@ def wide_maximum(x: Array, wide: int, narrow: bool) -> Array:
         entries = jnp.moveaxis(x.reshape(*x.shape[:-1], -1, width), -1, 0)
         pairs = list(itertools.combinations(range(width), 2))
         low, high = (entries[np.array(side)] for side in zip(*pairs, strict=True))
-        smaller = dict(zip(pairs, below_zero(low - high, narrow), strict=True))
+        below = negative(low - high) if narrow else low - high < 0.0
+        smaller = dict(zip(pairs, below, strict=True))
         # One entry wins in every node, so the last needs no bit of its own.
         wins = [
             jnp.stack([_beats(smaller, i, (i + step) % width) for i in range(width - 1)]) for step in range(1, width)

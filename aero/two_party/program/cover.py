@@ -64,15 +64,7 @@ class Cover:
         across = len(self.spans)
         return across * (across + 1) // 2 * self.side * (self.side - 1) + across * self.side * (across - 1)
 
-    @property
-    def levels(self) -> int:
-        """Sequential comparisons for the maxima of all rows, which are computed in parallel."""
-        return self._levels(tree_levels)
-
-    @property
-    def narrow_levels(self) -> int:
-        """The same with `narrow_levels`."""
-        return self._levels(narrow_levels)
-
-    def _levels(self, of: Callable[[int], int]) -> int:
+    def levels(self, of: Callable[[int], int] = tree_levels) -> int:
+        """Sequential comparisons for the maxima of all rows, which are computed in parallel. of: those of one maximum,
+        `tree_levels` or `narrow_levels`."""
         return of(self.side) + of(len(self.spans)) if self.tiled else of(self.columns)

@@ -77,19 +77,13 @@ class PublicModel:
     def model_config(self) -> ModelConfig:
         return ModelConfig(**self.config)
 
-
-@dataclass(frozen=True)
-class Question(PublicModel):
-    """What both parties know before a pass: the model, and the prompt's length."""
-
-    tokens: int
-
     def function(self, names: Sequence[str]) -> Callable[..., Array]:
         """The program as a function of the weights in the order of `names`, then the prompt."""
         architecture, config, program = self.parsed, self.model_config, self.program
 
         def whole_model(*arrays: Array) -> Array:
-            return forward(call, architecture, config, program, dict(zip(names, arrays[:-1], strict=True)), arrays[-1])
+            weights = dict(zip(names, arrays[:-1], strict=True))
+            return forward(call, architecture, config, program, weights, arrays[-1])[0]
 
         return whole_model
 
@@ -122,29 +116,30 @@ def put_weights(
     return sorted(shapes)
 
 
-def put_prompt(party: Party, question: Question, ids: Sequence[int] | np.ndarray | None) -> None:
-    """Place the client's `ids` (T,) (None at the server) as input "prompt"."""
-    vocabulary, program = question.model_config.vocabulary, question.program
+def put_prompt(party: Party, model: PublicModel, tokens: int, ids: Sequence[int] | np.ndarray | None) -> None:
+    """Place the client's `ids` (T,) (None at the server) as input "prompt"; `tokens` is T."""
+    vocabulary, program = model.model_config.vocabulary, model.program
     values = None if ids is None else prompt_array(ids, vocabulary, program)
-    shape, dtype = prompt_type(question.tokens, vocabulary, program)
+    shape, dtype = prompt_type(tokens, vocabulary, program)
     party.put("prompt", values, shape, dtype, owner=None if program == AS_PUBLISHED else CLIENT, from_rank=CLIENT)
 
 
 def forward_task(party: Party, given: dict[str, Any]) -> dict[str, Any]:
     """In a party process: place the weights, answer every prompt, then measure operations alone.
 
-    given: "question" and number of "prompts" (both parties), "weights" (server), "ids" (N, T) (client); optionally
-    "operations" to run alone "runs" times (three times as often below FEW_BYTES, unless runs is 1). Their mean bytes in
-    both directions are returned as "alone".
+    given: "model", "tokens" of a prompt and number of "prompts" (both parties), "weights" (server), "ids" (N, T)
+    (client); optionally "operations" to run alone "runs" times (three times as often below FEW_BYTES, unless runs is
+    1). Their mean bytes in both directions are returned as "alone". "warm_up": False leaves out the keys' own runs, so
+    that the first pass pays for them.
     """
-    question: Question = given["question"]
+    model: PublicModel = given["model"]
     if given.get("warm_up", True):
-        set_up(party, question.program)
-    names = put_weights(party, question, given["weights"] if party.rank == SERVER else None)
-    function, inputs = question.function(names), [*(f"w.{name}" for name in names), "prompt"]
+        set_up(party, model.program)
+    names = put_weights(party, model, given["weights"] if party.rank == SERVER else None)
+    function, inputs = model.function(names), [*(f"w.{name}" for name in names), "prompt"]
     profiles, logits = [], []
     for index in range(given["prompts"]):
-        put_prompt(party, question, given["ids"][index] if party.rank == CLIENT else None)
+        put_prompt(party, model, given["tokens"], given["ids"][index] if party.rank == CLIENT else None)
         party.prepare(function, inputs, ["logits"])
         profiles.append(party.run(function, inputs, ["logits"]))
         logits.append(party.reveal("logits", to=CLIENT))
@@ -183,9 +178,10 @@ def ask(
     if prompts.min() < 0 or prompts.max() >= config.vocabulary:
         raise ValueError(f"token ids must lie in 0 to {config.vocabulary - 1}; use the model's own tokenizer")
     check_ring(settings.field, settings.fraction_bits, program)
-    question = Question(str(model.architecture), dataclasses.asdict(config), program, prompts.shape[1])
+    public = PublicModel(str(model.architecture), dataclasses.asdict(config), program)
     counts = operations(model.architecture, config, program, prompts.shape[1]) if operation_runs else {}
-    common = {"question": question, "prompts": len(prompts), "operations": sorted(counts), "runs": operation_runs}
+    common = {"model": public, "tokens": prompts.shape[1], "prompts": len(prompts)}
+    common |= {"operations": sorted(counts), "runs": operation_runs}
     client, server = run_parties(
         forward_task,
         common | {"ids": prompts},
@@ -208,8 +204,3 @@ def ask(
             )
         )
     return answers, client["alone"]
-
-
-def composed_bytes(counts: dict[Operation, int], alone: dict[Operation, float]) -> float:
-    """Bytes of a pass composed from its operations measured alone: sum of count x bytes."""
-    return sum(count * alone[operation] for operation, count in counts.items())

@@ -21,6 +21,7 @@ import functools
 import itertools
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from operator import itemgetter
 from typing import Any
 
 import jax
@@ -32,8 +33,8 @@ from jax import Array
 from torch import Tensor
 
 from aero.model import GPT
-from aero.two_party.lattice.share_steps import SQUARINGS
-from aero.two_party.program.forward import forward_cached, prefix_past
+from aero.two_party.lattice.share_steps import SQUARINGS, on_shares
+from aero.two_party.program.forward import forward, prefix_past
 from aero.two_party.program.inputs import at_positions
 from aero.two_party.program.nonlinear import GELU_TAIL, MASKED
 from aero.two_party.program.operations import KINDS
@@ -53,6 +54,11 @@ NARROW_MARGIN = 2.0
 LATTICE_SHARE = 2.0**-12
 """Of the limit of SPU's multiplication, what `lattice_products` holds (tests/two_party/test_fixed_point.py)."""
 OF_SMALLER_RANGE = ("lattice_products", "bounded_reciprocals", "narrow_comparisons", "fewer_squarings")
+LIMITED = {
+    **{"rsqrt": ("rsqrt", 0), "sqrt": ("rsqrt", 0), "div": ("div", 1), "exp": ("exp", 0), "exp2": ("exp", 0)},
+    **{"negative": ("negative", 0), "exponential": ("squarings", 0)},
+}
+"""Limit and argument of primitives and of steps on shares."""
 PRODUCTS = {"mul", "dot_general", "square", "integer_pow", "conv_general_dilated"}
 _INSIDE = {"pjit", "jit", "closed_call", "core_call", "custom_jvp_call", "custom_vjp_call"}
 
@@ -102,10 +108,6 @@ def _watching(
                 magnitudes.append(jnp.abs(values).max())
                 limits_of.append(limit)
 
-        def kept(exponents: Any) -> Array:
-            """Masked entries are exponentiated too, and discarded afterwards."""
-            return jnp.where(exponents > 0.8 * MASKED, exponents, 0.0)
-
         def run(jaxpr: Any, consts: Any, given: Any) -> list[Any]:
             known = dict(zip([*jaxpr.constvars, *jaxpr.invars], [*consts, *given], strict=True))
 
@@ -113,25 +115,21 @@ def _watching(
                 return one.val if isinstance(one, jax.extend.core.Literal) else known[one]
 
             for equation in jaxpr.eqns:
-                name, values = equation.primitive.name, [read(one) for one in equation.invars]
+                name = equation.params.get("step", equation.primitive.name)
+                values = [read(one) for one in equation.invars]
                 if name in _INSIDE:
                     inner = equation.params.get("jaxpr") or equation.params["call_jaxpr"]
                     results = run(getattr(inner, "jaxpr", inner), getattr(inner, "consts", ()), values)
                 else:
-                    step = equation.params["step"] if name == "on_shares" else None
-                    if name in ("rsqrt", "sqrt"):
-                        note("rsqrt", values[0])
-                    elif name == "div":
-                        note("div", values[1])
-                    elif name in ("exp", "exp2"):
-                        note("exp", kept(values[0]))
-                    elif step == "negative":
-                        note("negative", values[0])
-                    elif step == "exponential":
-                        note("squarings", kept(values[0]))
+                    if name in LIMITED:
+                        limit, argument = LIMITED[name]
+                        value = values[argument]
+                        if limit in ("exp", "squarings"):  # masked entries are exponentiated too, and discarded
+                            value = jnp.where(value > 0.8 * MASKED, value, 0.0)
+                        note(limit, value)
                     out = equation.primitive.bind(*values, **equation.params)
                     results = list(out) if equation.primitive.multiple_results else [out]
-                    if step is None:
+                    if equation.primitive is not on_shares:
                         for result in results:
                             note("product" if name in PRODUCTS else "value", result)
                 known.update(zip(equation.outvars, results, strict=True))
@@ -144,14 +142,13 @@ def _watching(
 
 
 def watched(
-    kind: str, arrays: tuple[Array, ...], constants: Mapping[str, float], found: list[tuple[str, str, float]]
-) -> Array:
-    """The operation's result in the clear; appends (name of the limit, operation, magnitude) for every value in it."""
+    kind: str, arrays: tuple[Array, ...], constants: Mapping[str, float]
+) -> tuple[Array, list[tuple[str, float]]]:
+    """The operation's result in the clear, and (name of the limit, magnitude) for every value in it."""
     function, limits_of = _watching(kind, tuple((one.shape, one.dtype) for one in arrays), tuple(constants.items()))
     result, magnitudes = function(*arrays)
     largest = np.nan_to_num(np.array(magnitudes), nan=np.inf, posinf=np.inf)
-    found += [(limit, kind, float(one)) for limit, one in zip(limits_of, largest, strict=True)]
-    return result
+    return result, list(zip(limits_of, largest.tolist(), strict=True))
 
 
 def by_extremeness(model: GPT) -> np.ndarray:
@@ -205,14 +202,14 @@ def farthest(
     program: as `within_budget` returns it. prefix: public tokens before them, whose own values are not in fixed point.
     Computed in the clear by the holder of the model.
     """
-    found: list[tuple[str, str, float]] = []
-    places: list[str] = []
+    found: list[tuple[float, Beyond]] = []
+    most = limits(settings)
 
     def run(kind: str, *arrays: Array, **constants: float) -> Array:
         if kind == "embedding_lookup":  # rows of a table that its owner has checked; not in fixed point
             return arrays[0] @ arrays[1]
-        result = watched(kind, arrays, constants, found)
-        places.extend([where] * (len(found) - len(places)))
+        result, seen = watched(kind, arrays, constants)
+        found.extend((value / most[name], Beyond(f"{kind} ({name})", value, most[name], where)) for name, value in seen)
         return result
 
     def at(layer: int) -> None:
@@ -224,10 +221,8 @@ def farthest(
     for prompt in probes(model, prefix) if ids is None else [ids]:
         one_hot = jax.nn.one_hot(np.asarray(prompt), model.config.vocabulary, dtype=np.float32)
         placed, where = at_positions(weights, first, len(prompt)), "the embedding"
-        forward_cached(run, model.architecture, model.config, program, placed, one_hot, past, at)
-    most = limits(settings)
-    (name, kind, value), place = max(zip(found, places, strict=True), key=lambda one: one[0][2] / most[one[0][0]])
-    return Beyond(f"{kind} ({name})", value, most[name], place)
+        forward(run, model.architecture, model.config, program, placed, one_hot, past, at)
+    return max(found, key=itemgetter(0))[1]
 
 
 @torch.no_grad()

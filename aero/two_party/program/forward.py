@@ -21,11 +21,21 @@ from jax import Array
 from aero.architecture import Architecture
 from aero.model import GPT, ModelConfig
 from aero.two_party.lattice.lookup import LEAST_VOCABULARY
-from aero.two_party.program.inputs import Past, at_positions, one_hot_rows, prompt_array, prompt_type
+from aero.two_party.program.inputs import Past, at_positions, one_hot_rows, prompt_type
 from aero.two_party.program.layers import Affine, Layer, Weights
-from aero.two_party.program.operations import KINDS, SHARED, Operation, call, trace
+from aero.two_party.program.operations import (
+    HEAD_SLICE,
+    IDS_AT_ONCE,
+    KINDS,
+    SHARED,
+    SLICE,
+    Operation,
+    call,
+    causal_average,
+    linear_in_slices,
+    trace,
+)
 from aero.two_party.program.optimizations import AS_PUBLISHED, Optimizations, parse_program
-from aero.two_party.program.slices import HEAD_SLICE, IDS_AT_ONCE, SLICE, matmul
 from aero.two_party.program.weights import weight_arrays, weight_shapes
 
 COVER_BLOCKS = 16
@@ -40,31 +50,16 @@ def forward(
     program: str,
     weights: Mapping[str, Array],
     prompt: Array,
-    at: Callable[[int], None] = lambda layer: None,
-) -> Array:
-    """Logits (V,) after the last of the T tokens of `prompt`, which is as `prompt_array` gives it.
-
-    run: computes or records each operation. weights: as `weight_arrays` gives them. at: called before each layer with
-    its number from 1, and with L + 1 after the last.
-    """
-    return forward_cached(run, architecture, config, program, weights, prompt, at=at)[0]
-
-
-def forward_cached(
-    run: Call,
-    architecture: Architecture,
-    config: ModelConfig,
-    program: str,
-    weights: Mapping[str, Array],
-    prompt: Array,
     past: Past | None = None,
     at: Callable[[int], None] = lambda layer: None,
     every: bool = False,
 ) -> tuple[Array, list[Array], list[Array]]:
-    """As `forward` for T tokens that follow `past`; also their keys and values, (H, T, d_k) for each layer.
+    """Logits (V,) after the last of T tokens, and the tokens' keys and values, (H, T, d_k) for each layer.
 
-    weights: with the positions of these tokens only, as `at_positions` gives them. every: logits (T, V) after each
-    token instead of the last. The program must be `cacheable`.
+    run: computes or records each operation. weights: as `weight_arrays` gives them. prompt: as `prompt_array` gives it.
+    past: of earlier tokens; weights are then those of the new positions only, as `at_positions` gives them, and the
+    program must be `cacheable`. at: called before each layer with its number from 1, and with L + 1 after the last.
+    every: logits (T, V) after each token.
     """
     optimizations = parse_program(program)[0] - ({"last_row"} if every else set())
     fitted = AS_PUBLISHED in optimizations
@@ -98,11 +93,6 @@ def _with_shared_weights(run: Call) -> Call:
     return shared
 
 
-def _split(x: Array, size: int) -> Array:
-    """(rows, H d_k) -> (H, rows, d_k) for heads of this size d_k."""
-    return jnp.swapaxes(x.reshape(x.shape[0], -1, size), 0, 1)
-
-
 def _merge(x: Array) -> Array:
     """(H, rows, d_k) -> (rows, d)."""
     return jnp.swapaxes(x, 0, 1).reshape(x.shape[1], -1)
@@ -124,9 +114,9 @@ class _Pass:
     def has(self, optimization: str) -> bool:
         return optimization in self.optimizations
 
-    @property
-    def head_size(self) -> int:
-        return self.config.width // self.config.heads
+    def split(self, x: Array) -> Array:
+        """(rows, H d_k) -> (H, rows, d_k)."""
+        return jnp.swapaxes(x.reshape(x.shape[0], -1, self.config.width // self.config.heads), 0, 1)
 
     @property
     def empty(self) -> Array | None:
@@ -151,7 +141,7 @@ class _Pass:
     def affine(self, x: Array, map_: Affine) -> Array:
         """A matrix of the server's, and its bias. lattice_products takes it outside SPU unless x is one row."""
         outside = self.has("lattice_products") and x.shape[0] > 1
-        y = self.run("lattice_linear", x, map_.weight) if outside else matmul(self.run, x, map_.weight)
+        y = self.run("lattice_linear", x, map_.weight) if outside else linear_in_slices(self.run, x, map_.weight)
         return y if map_.bias is None else y + map_.bias
 
     def embed(self, table: Array, prompt: Array) -> Array:
@@ -191,8 +181,6 @@ class _Pass:
         d, whole = self.config.width, layer.qkv or layer.qk
         if layer.last_query is not None:
             query, others = self.affine(n[-1:] if only_last else n, layer.last_query), self.affine(n, layer.others)
-        elif whole is not None and only_last:
-            others, query = self.affine(n, whole.columns(d, None)), self.affine(n[-1:], whole.columns(0, d))
         elif whole is not None:
             every = self.affine(n, whole)
             query, others = every[:, :d], every[:, d:]
@@ -208,7 +196,7 @@ class _Pass:
 
     def attend(self, layer: Layer, query: Array, key: Array, value: Array) -> Array:
         """Attention output (rows, d) of the last `rows` queries."""
-        query, key, value = (_split(x, self.head_size) for x in (query, key, value))
+        query, key, value = (self.split(x) for x in (query, key, value))
         query, key = self.positioned(layer, query, key)
         self.keys.append(key)
         self.values.append(value)
@@ -322,16 +310,15 @@ class _Pass:
             return self.affine(jnp.concatenate(joined, 1), layer.combine)  # (rows, 3d)
         n = x if layer.ln_1 is None else self.norm(layer.ln_1, x)
         tokens = n.shape[0]
-        query, key = (_split(m, self.head_size) for m in self.query_key_value(layer, n, False))
+        query, key = (self.split(m) for m in self.query_key_value(layer, n, False))
         shaped = self.probabilities(self.run("scores", query, key))
         if layer.shape is not None:
             shaped = shaped + layer.shape[:, :tokens, :tokens]
         else:
-            centre = (np.tril(np.ones((tokens, tokens))) / np.arange(1, tokens + 1)[:, None]).astype(np.float32)
-            public = layer.shape_a * np.eye(tokens, dtype=np.float32) - layer.shape_g * centre
+            public = layer.shape_a * np.eye(tokens, dtype=np.float32) - layer.shape_g * causal_average(tokens)
             shaped = self.run("scale", shaped, layer.shape_b) + public
         value = n if layer.value is None else self.affine(n, layer.value)
-        attended = _merge(self.run("mix", shaped, _split(value, self.head_size)))
+        attended = _merge(self.run("mix", shaped, self.split(value)))
         if layer.fused is not None:
             return attended + self.affine(n, layer.fused)
         if layer.up is not None:
@@ -346,37 +333,24 @@ def operations(
 
     past: slots of the cache that these tokens follow; None for a whole pass.
     """
-    shapes = _weight_arrays(architecture, config, program)
+    sizes = weight_shapes(architecture, config, program)
+    shapes = {name: jax.ShapeDtypeStruct(shape, np.float32) for name, shape in sizes.items()}
     prompt = jax.ShapeDtypeStruct(*prompt_type(context, config.vocabulary, program))
     if past is None:
         return trace(lambda run, *arrays: forward(run, architecture, config, program, *arrays), shapes, prompt)
-    keys, values = cache_arrays(architecture, config, program, past)
+    cache = [jax.ShapeDtypeStruct(cache_shape(config, past), np.float32)] * config.layers
     empty = jax.ShapeDtypeStruct((), np.float32)
     rotary = jax.ShapeDtypeStruct((2, context, config.rotary_dims // 2), np.float32)
     shapes = jax.eval_shape(lambda weights: at_positions(weights, 0, context), shapes)
     return trace(
-        lambda run, weights, prompt, *past: forward_cached(
-            run, architecture, config, program, weights, prompt, Past(*past)
-        ),
-        *(shapes, prompt, keys, values, empty, rotary if config.position == "rotary" else None),
+        lambda run, weights, prompt, *past: forward(run, architecture, config, program, weights, prompt, Past(*past)),
+        *(shapes, prompt, cache, cache, empty, rotary if config.position == "rotary" else None),
     )
 
 
-def cache_arrays(
-    architecture: Architecture, config: ModelConfig, program: str, slots: int
-) -> tuple[list[jax.ShapeDtypeStruct], list[jax.ShapeDtypeStruct]]:
-    """Keys and values of a cache, (H, slots, d_k) for each layer, without values."""
-    prompt = jax.ShapeDtypeStruct(*prompt_type(1, config.vocabulary, program))
-    weights = jax.eval_shape(lambda w: at_positions(w, 0, 1), _weight_arrays(architecture, config, program))
-    _, *made = jax.eval_shape(
-        lambda *given: forward_cached(call, architecture, config, program, *given), weights, prompt
-    )
-    return tuple([jax.ShapeDtypeStruct((a.shape[0], slots, a.shape[2]), a.dtype) for a in arrays] for arrays in made)
-
-
-def _weight_arrays(architecture: Architecture, config: ModelConfig, program: str) -> dict[str, jax.ShapeDtypeStruct]:
-    shapes = weight_shapes(architecture, config, program)
-    return {name: jax.ShapeDtypeStruct(shape, np.float32) for name, shape in shapes.items()}
+def cache_shape(config: ModelConfig, slots: int) -> tuple[int, int, int]:
+    """(H, slots, d_k) of the cached keys, or values, of a layer."""
+    return config.kv_heads or config.heads, slots, config.width // config.heads
 
 
 def prefix_past(model: GPT, ids: Sequence[int]) -> Past | None:
@@ -386,14 +360,5 @@ def prefix_past(model: GPT, ids: Sequence[int]) -> Past | None:
     program, rows = "as_written", one_hot_rows(ids, model.config.vocabulary)
     weights = at_positions(weight_arrays(model, program), 0, len(ids))
     with jax.default_matmul_precision("highest"):
-        _, keys, values = forward_cached(call, model.architecture, model.config, program, weights, rows)
+        _, keys, values = forward(call, model.architecture, model.config, program, weights, rows)
     return Past(keys, values)
-
-
-def plaintext(
-    architecture: Architecture, config: ModelConfig, program: str, weights: Mapping[str, np.ndarray], ids: np.ndarray
-) -> np.ndarray:
-    """The same program in float32 in the clear: logits (V,) after the last of `ids` (T,)."""
-    prompt = jnp.asarray(prompt_array(ids, config.vocabulary, program))
-    with jax.default_matmul_precision("highest"):
-        return np.asarray(forward(call, architecture, config, program, weights, prompt))

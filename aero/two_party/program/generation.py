@@ -13,14 +13,15 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import cache
 from typing import Any
 
 import jax.numpy as jnp
 import numpy as np
 from jax import Array
 
-from aero.two_party.program.end_to_end import PublicModel, Question, put_prompt, put_weights
-from aero.two_party.program.forward import cache_arrays, forward_cached
+from aero.two_party.program.end_to_end import PublicModel, put_prompt, put_weights
+from aero.two_party.program.forward import cache_shape, forward
 from aero.two_party.program.inputs import Past, at_positions, positional
 from aero.two_party.program.nonlinear import rotary_table
 from aero.two_party.program.operations import call
@@ -83,12 +84,10 @@ class Generator:
         self._slots = self._filled = prefix_tokens  # of the cache
         self._new = 0  # rows of the last pass that are not in the cache yet
         if prefix_tokens:
-            arrays = cache_arrays(model.parsed, self._config, model.program, prefix_tokens)
             values = [None] * len(self._cache()) if prefix is None else [*prefix.keys, *prefix.values]
-            for name, array, value in zip(self._cache(), (*arrays[0], *arrays[1]), values, strict=True):
-                given = None if value is None else np.asarray(value)
-                party.put(name, given, array.shape, owner=SERVER, from_rank=SERVER)
-        self._functions: dict[tuple[int | str, ...], Callable[..., Any]] = {}
+            for name, value in zip(self._cache(), values, strict=True):
+                given, shape = None if value is None else np.asarray(value), cache_shape(self._config, prefix_tokens)
+                party.put(name, given, shape, owner=SERVER, from_rank=SERVER)
 
     def step(
         self,
@@ -101,16 +100,15 @@ class Generator:
 
         every: logits after each of them.
         """
-        party, model = self._party, self._model
+        party = self._party
         if self._new:
-            self._append()
+            self._extend_cache()
         self._tokens += tokens
         if ids is not None:
             self._ids += ids
         rows = tokens if self._cached else self._tokens
         first = self._tokens - rows
-        question = Question(model.architecture, dict(model.config), model.program, rows)
-        put_prompt(party, question, None if ids is None else self._ids[first:])
+        put_prompt(party, self._model, rows, None if ids is None else self._ids[first:])
         position = self._prefix_tokens + first
         for name, array in at_positions(self._positional, position, rows).items():
             given = np.ascontiguousarray(array) if party.rank == SERVER else None
@@ -124,7 +122,7 @@ class Generator:
                 party.put_public("rotary", rotary_table(position, rows, dims, base))
                 inputs.append("rotary")
         outputs = ["logits", *(self._cache("new_") if self._cached else ())]
-        function = self._pass(rows, every)
+        function = self._pass_with_every_row if every else self._pass
         prepared = party.prepare(function, inputs, outputs)
         profile = party.run(function, inputs, outputs, before_part=before_part)
         self._new = rows if self._cached else 0
@@ -154,38 +152,39 @@ class Generator:
         """Names of the keys of every layer, then of the values."""
         return [f"{prefix}{kind}.{layer}" for kind in ("keys", "values") for layer in range(self._config.layers)]
 
-    def _pass(self, rows: int, every: bool) -> Callable[..., Any]:
-        """The pass over so many new rows, one function for each number of rows and of slots."""
-        key = rows, self._slots, every
-        if key not in self._functions:
-            names, layers, slots = self._names, self._config.layers, self._slots
-            architecture, config, program = self._model.parsed, self._config, self._model.program
+    def _pass(self, *arrays: Array, every: bool = False) -> Any:
+        """Logits, and with a cache the keys and values of the new rows, from the inputs in the order of `step`."""
+        architecture, config, program = self._model.parsed, self._config, self._model.program
+        weights, (prompt, *more) = dict(zip(self._names, arrays, strict=False)), arrays[len(self._names) :]
+        layers = config.layers
+        past = Past(more[:layers], more[layers : 2 * layers], *more[2 * layers :]) if more else None
+        logits, *made = forward(call, architecture, config, program, weights, prompt, past, every=every)
+        return (logits, *(one for kind in made for one in kind)) if self._cached else logits
 
-            def one_pass(*arrays: Array) -> Any:
-                weights, (prompt, *more) = dict(zip(names, arrays, strict=False)), arrays[len(names) :]
-                past = Past(more[:layers], more[layers : 2 * layers], *more[2 * layers :]) if slots else None
-                logits, *made = forward_cached(call, architecture, config, program, weights, prompt, past, every=every)
-                return (logits, *(one for kind in made for one in kind)) if self._cached else logits
+    def _pass_with_every_row(self, *arrays: Array) -> Any:
+        return self._pass(*arrays, every=True)
 
-            self._functions[key] = one_pass
-        return self._functions[key]
-
-    def _append(self) -> None:
+    def _extend_cache(self) -> None:
         """Move the last pass's keys and values into the cache, on the right, those of its first `_new` rows. Takes no
         message."""
         self._filled += self._new
         slots, names, made = slots_for(self._filled, self._config.context), self._cache(), self._cache("new_")
-        key = self._slots, self._new, slots, "append"
-        if key not in self._functions:
-
-            def append(*arrays: Array) -> list[Array]:
-                old, new = arrays[: -len(made)], [one[:, : key[1]] for one in arrays[-len(made) :]]
-                pairs = zip(old, new, strict=True) if old else ((one,) for one in new)
-                return [_right_aligned(jnp.concatenate(parts, 1), slots) for parts in pairs]
-
-            self._functions[key] = append
-        self._party.run(self._functions[key], [*(names if self._slots else ()), *made], names, donate=made)
+        append = _appending(len(made), self._new, slots)
+        self._party.run(append, [*(names if self._slots else ()), *made], names, donate=made)
         self._slots, self._new = slots, 0
+
+
+@cache
+def _appending(count: int, rows: int, slots: int) -> Callable[..., list[Array]]:
+    """A function that appends the first rows of the last `count` arrays to those before them, if there are any, for so
+    many slots. Always the same one, because it is compiled once for each function."""
+
+    def append(*arrays: Array) -> list[Array]:
+        old, new = arrays[:-count], [one[:, :rows] for one in arrays[-count:]]
+        pairs = zip(old, new, strict=True) if old else ((one,) for one in new)
+        return [_right_aligned(jnp.concatenate(parts, 1), slots) for parts in pairs]
+
+    return append
 
 
 def _right_aligned(x: Array, slots: int) -> Array:

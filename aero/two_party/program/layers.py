@@ -121,17 +121,17 @@ class Weights:
     @classmethod
     def of(cls, flat: Mapping[str, Any]) -> Weights:
         """The inverse of `flat`."""
-        layers: dict[int, dict[str, Any]] = {}
-        own: dict[str, Any] = {}
+        nested: dict[str, Any] = {}
         for name, value in flat.items():
             *place, last = name.split(".")
-            at = layers.setdefault(int(place[1]), {}) if place[:1] == ["layers"] else own
-            place = place[2:] if at is not own else place
+            at = nested
             for part in place:
                 at = at.setdefault(part, {})
             at[last] = value
-        found = tuple(Layer(**_affine_parts(layers.get(index, {}))) for index in range(max(layers, default=-1) + 1))
-        return cls(layers=found, **_affine_parts(own))
+        layers = nested.pop("layers", {})
+        count = max(map(int, layers), default=-1) + 1  # a layer may have no weights
+        found = tuple(Layer(**_affine_parts(layers.get(str(index), {}))) for index in range(count))
+        return cls(layers=found, **_affine_parts(nested))
 
 
 def _affine_parts(values: Mapping[str, Any]) -> dict[str, Any]:

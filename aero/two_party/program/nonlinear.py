@@ -11,7 +11,7 @@ pairs.
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import cache
 from typing import Any
 
@@ -28,10 +28,8 @@ MASKED = -1000.0
 CLIPPED = 14.0
 LOG2_E = math.log2(math.e)
 UNIT = 2.0**-18
-GELU_TAIL = 3.5
-GELU_DEGREE = 6
-SILU_TAIL = 8.0
-SILU_DEGREE = 8
+GELU_TAIL, GELU_DEGREE, GELU_ERROR = 3.5, 6, 7.3e-4
+SILU_TAIL, SILU_DEGREE, SILU_ERROR = 8.0, 8, 1.68e-3
 
 
 def causal_mask(rows: int, columns: int) -> np.ndarray:
@@ -39,26 +37,22 @@ def causal_mask(rows: int, columns: int) -> np.ndarray:
     return np.arange(columns)[None, :] <= np.arange(columns - rows, columns)[:, None]
 
 
-def softmax_plain(logits: Array, narrow: bool = False, few: bool = False, wide: int = 0) -> Array:
+def _visible(logits: Array, empty: Array | None) -> Any:
+    """The causal mask (rows, columns) of logits, without the first `empty` columns, a public (), of a cache."""
+    rows, columns = logits.shape[-2:]
+    mask = causal_mask(rows, columns)
+    return mask if empty is None else jnp.logical_and(mask, np.arange(columns, dtype=np.float32) >= empty)
+
+
+def softmax_plain(
+    logits: Array, empty: Array | None = None, narrow: bool = False, few: bool = False, wide: int = 0
+) -> Array:
     """Causal softmax over the last axis of (H, rows, columns), exponentials of every entry.
 
-    Selection by a public mask costs nothing; entries above the diagonal are still exponentiated.
+    Selection by a public mask costs nothing; entries above the diagonal are still exponentiated. empty: how many of the
+    first columns hold no token, a public (); None: all hold one.
     """
-    return _softmax(logits, causal_mask(*logits.shape[-2:]), narrow, few, wide)
-
-
-def softmax_cached(logits: Array, empty: Array, narrow: bool = False, few: bool = False, wide: int = 0) -> Array:
-    """`softmax_plain` over the columns that hold a token: all but the first `empty`, a public ()."""
-    return _softmax(logits, _visible(logits, empty), narrow, few, wide)
-
-
-def _visible(logits: Array, empty: Array) -> Array:
-    """The causal mask (rows, columns) of a cache of which the first `empty` columns hold no token."""
-    rows, columns = logits.shape[-2:]
-    return jnp.logical_and(causal_mask(rows, columns), np.arange(columns, dtype=np.float32) >= empty)
-
-
-def _softmax(logits: Array, mask: Any, narrow: bool, few: bool, wide: int) -> Array:
+    mask = _visible(logits, empty)
     shifted = jnp.where(mask, logits, MASKED)
     shifted = shifted - _maximum(shifted, narrow, wide)[..., None]
     # The secure exponential of a hugely negative number is not 0: select after it, not before.
@@ -86,7 +80,7 @@ def softmax_cover(logits: Array, blocks: int, narrow: bool = False, few: bool = 
     With `blocks` blocks of rows, a fraction (blocks + 1) / (2 blocks) of the entries is compared, exponentiated and
     scaled, with one reciprocal a row.
     """
-    parts = _on_cover(logits, blocks, split=False, narrow=narrow, few=few, wide=wide)
+    parts = _on_cover(logits, None, blocks, False, narrow, few, wide)
     shapes = [part.shape for part in parts]
     inverse = 1.0 / jnp.concatenate([jnp.sum(part, -1) for part in parts], -1)  # (H, rows)
     edges = np.cumsum([0, *(rows for _, rows, _ in shapes)])
@@ -98,30 +92,28 @@ def softmax_cover(logits: Array, blocks: int, narrow: bool = False, few: bool = 
 
 
 def exponentials(
-    logits: Array, blocks: int, split: bool, narrow: bool = False, few: bool = False, wide: int = 0
+    logits: Array,
+    empty: Array | None = None,
+    blocks: int = 1,
+    split: bool = False,
+    narrow: bool = False,
+    few: bool = False,
+    wide: int = 0,
 ) -> Array:
     """exp(logits - maximum of the row's visible entries) of (H, rows, columns), 0 above the diagonal.
 
     On the cover of `softmax_cover`. split: as 2^-X by `share_steps.split_powers` instead of SPU's exponential, for X
-    below 16 (down to e^-11); smaller values count as 2^-16.
+    below 16 (down to e^-11); smaller values count as 2^-16. empty: as in `softmax_plain`.
     """
-    return _side_by_side(_on_cover(logits, blocks, split, narrow, few, wide), logits.shape[2])
+    return _side_by_side(_on_cover(logits, empty, blocks, split, narrow, few, wide), logits.shape[2])
 
 
-def exponentials_cached(
-    logits: Array, empty: Array, split: bool, narrow: bool = False, few: bool = False, wide: int = 0
-) -> Array:
-    """`exponentials` over the columns that hold a token: all but the first `empty`, a public ()."""
-    mask = _visible(logits, empty)
-    shifted = jnp.where(mask, logits, MASKED)
-    below = _maximum(shifted, narrow, wide)[..., None] - shifted
-    return jnp.where(mask, _split_exponential(below, narrow) if split else _exp(-below, few), 0.0)
-
-
-def _on_cover(logits: Array, blocks: int, split: bool, narrow: bool, few: bool, wide: int) -> list[Array]:
+def _on_cover(
+    logits: Array, empty: Array | None, blocks: int, split: bool, narrow: bool, few: bool, wide: int
+) -> list[Array]:
     """Exponentials by blocks of rows, each as wide as its last row sees."""
     heads, rows, columns = logits.shape
-    mask = causal_mask(rows, columns)
+    mask = _visible(logits, empty)
     shifted = jnp.where(mask, logits, MASKED)
     cover = Cover(rows, columns, blocks)
     below = _cover_maximum(shifted, cover, narrow, wide) - shifted
@@ -240,14 +232,9 @@ def layer_norm(x: Array, weight: Array, bias: Array, eps: float = 1e-5) -> Array
     return normalise(x, eps) * weight + bias
 
 
-def normalise(x: Array, eps: float = 1e-5, narrow: bool = False) -> Array:
-    """LayerNorm without gain and bias: (x - mean) / sqrt(variance + eps)."""
-    return rms_normalise(x - jnp.mean(x, -1, keepdims=True), eps, narrow)
-
-
-def normalise_tiles(x: Array, eps: float = 1e-5, narrow: bool = False) -> Array:
-    """`normalise` with the division of the rows by `row_tiles`."""
-    return rms_normalise_tiles(x - jnp.mean(x, -1, keepdims=True), eps, narrow)
+def normalise(x: Array, eps: float = 1e-5, narrow: bool = False, tiles: bool = False) -> Array:
+    """LayerNorm without gain and bias: (x - mean) / sqrt(variance + eps); narrow, tiles: as in `rms_normalise`."""
+    return rms_normalise(x - jnp.mean(x, -1, keepdims=True), eps, narrow, tiles)
 
 
 def rms_norm(x: Array, weight: Array, eps: float = 1e-5) -> Array:
@@ -255,31 +242,14 @@ def rms_norm(x: Array, weight: Array, eps: float = 1e-5) -> Array:
     return rms_normalise(x, eps) * weight
 
 
-def rms_normalise(x: Array, eps: float = 1e-5, narrow: bool = False) -> Array:
-    """RMSNorm without gain: x / sqrt(mean(x^2) + eps); narrow: with the root by `bounded.reciprocal_root`."""
-    square = jnp.mean(x * x, -1, keepdims=True) + eps
-    return x * (reciprocal_root(square, eps) if narrow else jax.lax.rsqrt(square))
+def rms_normalise(x: Array, eps: float = 1e-5, narrow: bool = False, tiles: bool = False) -> Array:
+    """RMSNorm without gain: x / sqrt(mean(x^2) + eps).
 
-
-def rms_normalise_tiles(x: Array, eps: float = 1e-5, narrow: bool = False) -> Array:
-    """`rms_normalise` with the division of the rows by `row_tiles`."""
-    square = jnp.mean(x * x, -1) + eps
-    return row_tiles(x, reciprocal_root(square, eps) if narrow else jax.lax.rsqrt(square))
-
-
-def silu(x: Array) -> Array:
-    """`jax.nn.silu`, x / (1 + e^-x)."""
-    return jax.nn.silu(x)
-
-
-def gelu_plain(x: Array) -> Array:
-    """`jax.nn.gelu`, the tanh form of GPT-2."""
-    return jax.nn.gelu(x, approximate=True)
-
-
-def gelu_exact(x: Array) -> Array:
-    """`jax.nn.gelu` by the error function, as Pythia has it."""
-    return jax.nn.gelu(x, approximate=False)
+    narrow: with the root by `bounded.reciprocal_root`. tiles: with the division of the rows by `row_tiles`.
+    """
+    square = jnp.mean(x * x, -1, keepdims=not tiles) + eps
+    inverse = reciprocal_root(square, eps) if narrow else jax.lax.rsqrt(square)
+    return row_tiles(x, inverse) if tiles else x * inverse
 
 
 def relu(x: Array, narrow: bool = False) -> Array:
@@ -297,12 +267,12 @@ def gelu_segments(x: Array, narrow: bool = False) -> Array:
 
     Two comparisons and three multiplications. |x| = 2 relu(x) - x needs no comparison of its own. The polynomial is in
     z = |x| - 1.75: in powers of |x| itself, rounding coefficients to 18 bits alone makes errors of 0.1. The largest
-    error against the tanh form is `gelu_segments_error()`.
+    error against the tanh form is GELU_ERROR.
     """
     positive = relu(x, narrow)
     size = 2.0 * positive - x
     z = size - GELU_TAIL / 2
-    c = np.array(_tail_polynomial(), np.float32)
+    c = _tail_polynomial(_gelu_tail, GELU_TAIL, 1.0, GELU_DEGREE)
     square = z * z
     cube = square * z
     # Both weighted sums by one public matrix: two truncations instead of five.
@@ -317,13 +287,13 @@ def silu_segments(x: Array, narrow: bool = False) -> Array:
     """SiLU as relu(x) - r(|x|), r(u) = u / (1 + e^u), by a polynomial of degree 8 on [0, SILU_TAIL].
 
     Two comparisons and four multiplications. Beyond SILU_TAIL |x| is clipped, so that its powers stay small. The
-    polynomial is in t = 2 |x| / SILU_TAIL - 1 (as in `gelu_segments`). The largest error is `silu_segments_error()`.
+    polynomial is in t = 2 |x| / SILU_TAIL - 1 (as in `gelu_segments`). The largest error is SILU_ERROR.
     """
     positive = relu(x, narrow)
     t = (positive + positive - x) * np.float32(2.0 / SILU_TAIL) - 1.0
     inside = negative(t - 1.0) if narrow else t < 1.0
     t = jnp.where(inside, t, 1.0)
-    c = np.array(_silu_polynomial(), np.float32)
+    c = _tail_polynomial(_silu_tail, SILU_TAIL, SILU_TAIL / 2, SILU_DEGREE)
     square = t * t
     lower = jnp.stack([t, square], -1)
     powers = jnp.concatenate([lower, square[..., None] * lower], -1)  # t, ..., t^4
@@ -332,44 +302,20 @@ def silu_segments(x: Array, narrow: bool = False) -> Array:
 
 
 @cache
-def _silu_polynomial() -> tuple[float, ...]:
-    """Coefficients, ascending in t, of the near-minimax polynomial for r(u), which ends at r(SILU_TAIL) / 2: half-way
-    between the largest and the smallest value that it stands for there."""
-    end = _silu_tail(SILU_TAIL) / 2
-    interpolant = np.polynomial.Chebyshev.interpolate(
-        lambda u: _silu_tail(u) - end * (u / SILU_TAIL) ** 4, SILU_DEGREE, domain=[0.0, SILU_TAIL]
-    )
+def _tail_polynomial(function: Callable[[Any], Any], tail: float, unit: float, degree: int) -> np.ndarray:
+    """Coefficients, ascending in z, of the near-minimax polynomial for function(tail / 2 + unit z) on [0, tail]."""
+    interpolant = np.polynomial.Chebyshev.interpolate(function, degree, domain=[0.0, tail])
     in_u = interpolant.convert(kind=np.polynomial.Polynomial)
-    return tuple(in_u(np.polynomial.Polynomial([SILU_TAIL / 2, SILU_TAIL / 2])).coef)
+    return in_u(np.polynomial.Polynomial([tail / 2, unit])).coef.astype(np.float32)
 
 
-def _silu_tail(u: Any) -> Any:
-    """relu(u) - silu(u) for u >= 0; the same for -u."""
-    return u / (1.0 + np.exp(u))
-
-
-def silu_segments_error() -> float:
-    """Largest |silu_segments - silu| over all x, from the polynomial's error and the clipping."""
-    u = np.linspace(0.0, SILU_TAIL, 20001)
-    values = np.polynomial.Polynomial(_silu_polynomial())(2 * u / SILU_TAIL - 1)
-    return float(max(np.abs(values - _silu_tail(u)).max(), abs(values[-1])))
-
-
-def _tail(u: np.ndarray) -> np.ndarray:
+def _gelu_tail(u: Any) -> Any:
     """u - gelu(u) for u >= 0, GELU in the tanh form."""
     return 0.5 * u * (1.0 - np.tanh(math.sqrt(2.0 / math.pi) * (u + 0.044715 * u**3)))
 
 
-@cache
-def _tail_polynomial() -> tuple[float, ...]:
-    """Coefficients, ascending in u - GELU_TAIL / 2, of the near-minimax polynomial for the tail on [0, GELU_TAIL]."""
-    interpolant = np.polynomial.Chebyshev.interpolate(_tail, GELU_DEGREE, domain=[0.0, GELU_TAIL])
-    in_u = interpolant.convert(kind=np.polynomial.Polynomial)
-    return tuple(in_u(np.polynomial.Polynomial([GELU_TAIL / 2, 1.0])).coef)
-
-
-def gelu_segments_error() -> float:
-    """Largest |gelu_segments - gelu| over all x, from the polynomial's error and the dropped tail."""
-    u = np.linspace(0.0, GELU_TAIL, 20001)
-    inside = np.abs(np.polynomial.Polynomial(_tail_polynomial())(u - GELU_TAIL / 2) - _tail(u)).max()
-    return float(max(inside, _tail(np.array([GELU_TAIL])).max()))
+def _silu_tail(u: Any) -> Any:
+    """u - silu(u) for u >= 0, less what makes it end at half of its value at SILU_TAIL: half-way between the largest
+    and the smallest value that it stands for there."""
+    end = SILU_TAIL / (1.0 + np.exp(SILU_TAIL)) / 2
+    return u / (1.0 + np.exp(u)) - end * (u / SILU_TAIL) ** 4

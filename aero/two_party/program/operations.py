@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass
-from functools import cache
+from functools import cache, partial
 from typing import Any, Literal
 
 import jax
@@ -23,6 +23,12 @@ from aero.two_party.program import bounded, nonlinear
 
 Owner = Literal["secret", "server", "client", "ids", "public"]
 Shape = tuple[int, ...]
+# Encoded weights take some 4 kB each when many rows are multiplied: 12 GB in one party for 4,096 entries of the
+# embedding, 9 for 768 x 3,072; 7 GB for the whole vocabulary projection of one row. These sizes keep a run below 8 GB.
+SLICE = 1024
+HEAD_SLICE = 16384
+WEIGHTS_AT_ONCE = 800_000
+IDS_AT_ONCE = 2
 
 
 @dataclass(frozen=True)
@@ -36,30 +42,11 @@ class Kind:
     owners: tuple[Owner, ...]
 
 
-KINDS: dict[str, Kind] = {}
-
-
-def _kind(*owners: Owner) -> Callable[[Callable[..., Array]], Callable[..., Array]]:
-    def register(function: Callable[..., Array]) -> Callable[..., Array]:
-        KINDS[function.__name__] = Kind(function, owners)
-        return function
-
-    return register
-
-
-@_kind("client", "server")
-def embedding_slice(one_hot: Array, table: Array) -> Array:
-    """Rows of a slice of the embedding table: one-hot (T, v) times (v, d)."""
-    return one_hot @ table
-
-
-@_kind("ids", "secret")
 def id_lookup(ids: Array, table: Array) -> Array:
     """Rows of the table (V, d) by secret ids (n,): SPU compares every id with all numbers below V, and multiplies."""
     return jnp.take(table, ids, axis=0)
 
 
-@_kind("client", "server")
 def embedding_lookup(one_hot: Array, table: Array) -> Array:
     """One-hot (T, V) times the embedding table (V, d) by encrypted queries (`aero.two_party.lattice.lookup`).
 
@@ -71,13 +58,11 @@ def embedding_lookup(one_hot: Array, table: Array) -> Array:
     return _truncated(share_steps.unmasked(masked, sum(parts[1:], parts[0])), lookup.TRUNCATIONS)
 
 
-@_kind("secret", "server")
-def linear(x: Array, weight: Array) -> Array:
-    """(rows, n) times the server's (n, m)."""
+def multiplied(x: Array, weight: Array) -> Array:
+    """(rows, n) times (n, m): states or one-hot rows times the server's matrix, or a slice of it."""
     return x @ weight
 
 
-@_kind("secret", "server")
 def lattice_linear(x: Array, weight: Array) -> Array:
     """(rows, n) times the server's (n, m), an input of the program, by `aero.two_party.lattice.matmul`.
 
@@ -92,109 +77,93 @@ def _truncated(x: Array, bits: tuple[int, ...]) -> Array:
     return x
 
 
-@_kind("secret", "server")
-def vocabulary_slice(x: Array, head: Array) -> Array:
-    """A slice of the vocabulary projection: (1, d) times (d, v)."""
-    return x @ head
-
-
-@_kind("secret", "secret")
 def scores(query: Array, key: Array) -> Array:
     """Q K^T: (H, rows, d_k), (H, columns, d_k) -> (H, rows, columns)."""
     return jnp.einsum("hqd,hkd->hqk", query, key)
 
 
-@_kind("secret", "secret")
 def mix(probabilities: Array, value: Array) -> Array:
     """P V: (H, rows, columns), (H, columns, d_k) -> (H, rows, d_k)."""
     return jnp.einsum("hqk,hkd->hqd", probabilities, value)
 
 
-@_kind("secret", "secret")
-def gate(x: Array, factor: Array) -> Array:
-    """Elementwise product (rows, f) of the two halves of a gated FFN."""
+def scaled(x: Array, factor: Array | float) -> Array:
+    """Elementwise times a factor, broadcast: the halves of a gated FFN, beta x, q / t, gains of the He & Hofmann block.
+    For a public factor only the truncation costs."""
     return x * factor
 
 
-@_kind("secret", "server")
-def scale(x: Array, factor: Array) -> Array:
-    """Elementwise times the server's factor, broadcast: beta x, q / t, gains of the He & Hofmann block."""
-    return x * factor
-
-
-@_kind("secret")
-def scale_public(x: Array, factor: float) -> Array:
-    """Times a public constant: only the truncation costs."""
-    return x * factor
-
-
-@_kind("secret")
 def causal_mean(x: Array, rows: int) -> Array:
     """C x for the last `rows` rows of x (T, d), C[i, j] = 1/i for j <= i: public, only the truncation costs."""
-    tokens = x.shape[0]
-    matrix = (np.tril(np.ones((tokens, tokens))) / np.arange(1, tokens + 1)[:, None]).astype(np.float32)
-    return jnp.asarray(matrix[tokens - rows :]) @ x
+    return jnp.asarray(causal_average(x.shape[0])[x.shape[0] - rows :]) @ x
 
 
-@_kind("secret")
+def causal_average(tokens: int) -> np.ndarray:
+    """The matrix C (tokens, tokens) of `causal_mean`."""
+    return (np.tril(np.ones((tokens, tokens))) / np.arange(1, tokens + 1)[:, None]).astype(np.float32)
+
+
 def inverse_sums(x: Array) -> Array:
     """1 / sum of every row: (H, rows, columns) -> (H, rows)."""
     return 1.0 / jnp.sum(x, -1)
 
 
-@_kind("secret")
 def reciprocal_sums(x: Array, narrow: int = 1) -> Array:
     """`inverse_sums` of exponentials of which each row's largest is 1, so that sums lie between 1 and `columns`."""
     return bounded.reciprocal(jnp.sum(x, -1), (1.0 + 2.0**-8) * x.shape[-1])
 
 
-@_kind("secret")
 def divide_by_sums(x: Array) -> Array:
     """Rows of (H, rows, columns) divided by their sums."""
     return x / jnp.sum(x, -1, keepdims=True)
 
 
-@_kind("secret", "secret")
 def scale_rows(x: Array, factors: Array) -> Array:
     """Rows of (H, rows, d_k) times (H, rows), both secret, element by element."""
     return x * factors[..., None]
 
 
-@_kind("secret", "secret")
-def scale_row_tiles(x: Array, factors: Array) -> Array:
-    """The same by multiplication with diagonal matrices."""
-    return nonlinear.row_tiles(x, factors)
-
-
-@_kind("secret", "server")
-def scale_row_tiles_by_server(x: Array, factors: Array) -> Array:
-    """The same with the server's factors: q / t."""
-    return nonlinear.row_tiles(x, factors)
-
-
-for _function in (
-    nonlinear.softmax_plain,
-    nonlinear.softmax_clipped,
-    nonlinear.softmax_cover,
-    nonlinear.exponentials,
-    nonlinear.rotate,
-    nonlinear.normalise,
-    nonlinear.normalise_tiles,
-    nonlinear.rms_normalise,
-    nonlinear.rms_normalise_tiles,
-    nonlinear.silu,
-    nonlinear.silu_segments,
-    nonlinear.gelu_exact,
-    nonlinear.gelu_plain,
-    nonlinear.gelu_segments,
-    nonlinear.relu,
-):
-    _kind("secret")(_function)
-for _function in (nonlinear.softmax_cached, nonlinear.exponentials_cached, nonlinear.rotate_by):
-    _kind("secret", "public")(_function)
-_kind("secret", "server")(nonlinear.leaky_relu)
-_kind("secret", "server")(nonlinear.rms_norm)
-_kind("secret", "server", "server")(nonlinear.layer_norm)
+KINDS: dict[str, Kind] = {
+    "embedding_slice": Kind(multiplied, ("client", "server")),
+    "embedding_lookup": Kind(embedding_lookup, ("client", "server")),
+    "id_lookup": Kind(id_lookup, ("ids", "secret")),
+    "linear": Kind(multiplied, ("secret", "server")),
+    "lattice_linear": Kind(lattice_linear, ("secret", "server")),
+    "vocabulary_slice": Kind(multiplied, ("secret", "server")),
+    "scores": Kind(scores, ("secret", "secret")),
+    "mix": Kind(mix, ("secret", "secret")),
+    "gate": Kind(scaled, ("secret", "secret")),
+    "scale": Kind(scaled, ("secret", "server")),
+    "scale_public": Kind(scaled, ("secret",)),
+    "scale_rows": Kind(scale_rows, ("secret", "secret")),
+    "scale_row_tiles": Kind(nonlinear.row_tiles, ("secret", "secret")),
+    "scale_row_tiles_by_server": Kind(nonlinear.row_tiles, ("secret", "server")),
+    "causal_mean": Kind(causal_mean, ("secret",)),
+    "inverse_sums": Kind(inverse_sums, ("secret",)),
+    "reciprocal_sums": Kind(reciprocal_sums, ("secret",)),
+    "divide_by_sums": Kind(divide_by_sums, ("secret",)),
+    "softmax_plain": Kind(nonlinear.softmax_plain, ("secret",)),
+    "softmax_cached": Kind(nonlinear.softmax_plain, ("secret", "public")),
+    "softmax_clipped": Kind(nonlinear.softmax_clipped, ("secret",)),
+    "softmax_cover": Kind(nonlinear.softmax_cover, ("secret",)),
+    "exponentials": Kind(nonlinear.exponentials, ("secret",)),
+    "exponentials_cached": Kind(nonlinear.exponentials, ("secret", "public")),
+    "rotate": Kind(nonlinear.rotate, ("secret",)),
+    "rotate_by": Kind(nonlinear.rotate_by, ("secret", "public")),
+    "layer_norm": Kind(nonlinear.layer_norm, ("secret", "server", "server")),
+    "normalise": Kind(nonlinear.normalise, ("secret",)),
+    "normalise_tiles": Kind(partial(nonlinear.normalise, tiles=True), ("secret",)),
+    "rms_norm": Kind(nonlinear.rms_norm, ("secret", "server")),
+    "rms_normalise": Kind(nonlinear.rms_normalise, ("secret",)),
+    "rms_normalise_tiles": Kind(partial(nonlinear.rms_normalise, tiles=True), ("secret",)),
+    "silu": Kind(jax.nn.silu, ("secret",)),
+    "silu_segments": Kind(nonlinear.silu_segments, ("secret",)),
+    "gelu_exact": Kind(partial(jax.nn.gelu, approximate=False), ("secret",)),
+    "gelu_plain": Kind(partial(jax.nn.gelu, approximate=True), ("secret",)),
+    "gelu_segments": Kind(nonlinear.gelu_segments, ("secret",)),
+    "relu": Kind(nonlinear.relu, ("secret",)),
+    "leaky_relu": Kind(nonlinear.leaky_relu, ("secret", "server")),
+}
 
 SHARED = "_shared"
 for _name in ("linear", "vocabulary_slice", "scale", "layer_norm", "rms_norm", "leaky_relu"):
@@ -255,6 +224,23 @@ def without_public(operation: Operation) -> Operation:
 def call(kind: str, *arrays: Array, **constants: float) -> Array:
     """Compute an operation."""
     return KINDS[kind].function(*arrays, **constants)
+
+
+def linear_in_slices(run: Callable[..., Array], x: Array, weight: Array) -> Array:
+    """x (rows, n) times the server's (n, m) by SPU, in slices of at most WEIGHTS_AT_ONCE weights for several rows.
+
+    Slices go along the longer side: columns are concatenated, inner ones added.
+    """
+    inner, columns = weight.shape
+    pieces = 1 if x.shape[0] == 1 else -(-inner * columns // WEIGHTS_AT_ONCE)
+    if pieces == 1:
+        return run("linear", x, weight)
+    edges = [round(index * max(inner, columns) / pieces) for index in range(pieces + 1)]
+    spans = list(zip(edges, edges[1:], strict=False))
+    if columns >= inner:
+        return jnp.concatenate([run("linear", x, weight[:, low:high]) for low, high in spans], 1)
+    parts = [run("linear", x[:, low:high], weight[low:high]) for low, high in spans]
+    return sum(parts[1:], parts[0])
 
 
 @cache

@@ -27,11 +27,12 @@ class Segment:
 
 @dataclass(frozen=True)
 class ShareStep:
-    """A step that each party computes on its shares of `inputs`."""
+    """A step that each party computes on its shares of `inputs`. types: shape and type of each output."""
 
     step: str
     inputs: tuple[str, ...]
     outputs: tuple[str, ...]
+    types: tuple[tuple[tuple[int, ...], np.dtype], ...]
 
 
 @dataclass(frozen=True)
@@ -100,8 +101,9 @@ def plan(
             parts.append(Segment(function_, tuple(name(v) for v in needed), made))
         if not last:
             equation = steps[index]
-            made = tuple(name(v) for v in equation.outvars)
-            parts.append(ShareStep(equation.params["step"], tuple(name(v) for v in equation.invars), made))
+            taken, made = (tuple(map(name, some)) for some in (equation.invars, equation.outvars))
+            types = tuple((variable.aval.shape, variable.aval.dtype) for variable in equation.outvars)
+            parts.append(ShareStep(equation.params["step"], taken, made, types))
     return Plan(tuple(parts), _unneeded(parts, set(inputs) | set(outputs)))
 
 
@@ -182,13 +184,8 @@ def _hashable(value: Any) -> Any:
 
 def _unneeded(parts: Sequence[Segment | ShareStep], kept: set[str]) -> tuple[tuple[str, ...], ...]:
     """After each part, the names that no later part takes."""
-    taken = [set(part.inputs) for part in parts]
-    drop: list[tuple[str, ...]] = []
-    alive: set[str] = set()
-    for index, part in enumerate(parts):
-        alive |= set(part.outputs)
-        later = set().union(*taken[index + 1 :])
-        over = sorted(name for name in alive if name not in later and name not in kept)
-        alive -= set(over)
-        drop.append(tuple(over))
-    return tuple(drop)
+    last = {name: index for index, part in enumerate(parts) for name in (*part.inputs, *part.outputs)}
+    over = [
+        sorted(name for name, at in last.items() if at == index and name not in kept) for index in range(len(parts))
+    ]
+    return tuple(map(tuple, over))

@@ -6,8 +6,10 @@ the shapes, which is all that a client knows.
 
 from __future__ import annotations
 
-from dataclasses import replace
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
 from functools import cache
+from typing import Any
 
 import numpy as np
 import torch
@@ -16,7 +18,6 @@ from torch import Tensor
 from aero.architecture import Architecture
 from aero.model import GPT, ModelConfig
 from aero.two_party.lattice import lookup, matmul
-from aero.two_party.program.ffn import Ffn, State, affine_map, identity, through_ffn
 from aero.two_party.program.layers import Affine, Layer, Weights, side_by_side
 from aero.two_party.program.optimizations import (
     AS_PUBLISHED,
@@ -29,6 +30,7 @@ from aero.two_party.program.optimizations import (
 from aero.weight_transforms import fold_weight_norm
 
 CONDITION_BUDGET = 100.0
+State = Mapping[str, Tensor]
 
 
 def weight_arrays(model: GPT, program: str) -> dict[str, np.ndarray]:
@@ -54,15 +56,11 @@ def _shapes_of_model(architecture: Architecture, config: ModelConfig) -> dict[st
 
 
 def folded(architecture: Architecture, config: ModelConfig, state: State, program: str) -> Weights:
-    """Weights of `program`, float64, from a state of `aero.model.GPT`.
+    """Weights of `program`, float64, from a state of `aero.model.GPT` without norms of weights.
 
     "as_written" keeps every matrix and folds only 1/alpha and He & Hofmann scalars that multiply one of the server's
     matrices. Optimizations fold the rest. ValueError for an architecture or a program that cannot be computed.
     """
-    if architecture.weight_norm is not None:
-        raise ValueError(
-            f"{architecture}: weights with a norm; fold it away first (aero.weight_transforms.fold_weight_norm)"
-        )
     if architecture.core != "softmax":
         raise ValueError(f"{architecture}: a private pass computes softmax attention only; take an SM architecture")
     optimizations, rebased = parse_program(program)
@@ -70,17 +68,17 @@ def folded(architecture: Architecture, config: ModelConfig, state: State, progra
     layers, basis = [], None
     for index in range(config.layers):
         block = _block(s, index)
-        has_ffn = index < architecture.ffn_layers(config.layers)
+        ffn = _Ffn.of(architecture, config, block) if index < architecture.ffn_layers(config.layers) else None
         if architecture.block == "he_hofmann":
-            layer, basis = _he_hofmann(architecture, config, block, optimizations, index == 0, has_ffn, basis)
+            layer, basis = _he_hofmann(config, block, optimizations, ffn, basis)
         else:
             if architecture.slope is not None:
                 block["slope"] = s["leaky_slopes"][index if architecture.slope == "layer" else 0]
             undone = basis if index in rebased else None
             basis = basis if undone is None else None
-            layer, basis = _pre_ln(architecture, config, block, optimizations, has_ffn, basis)
+            layer, basis = _pre_ln(architecture, config, block, optimizations, ffn, basis)
             layer = layer if undone is None else replace(layer, basis=Affine(undone))
-        if {"lattice_products", "last_row"} <= optimizations and index == config.layers - 1:
+        if "last_row" in optimizations and index == config.layers - 1:
             layer = layer.with_last_query_apart(config.width)
         layers.append(layer)
     head, ln_f = Affine(s["token_embedding.weight" if config.tied else "lm_head.weight"].T), None
@@ -120,7 +118,7 @@ def within_budget(model: GPT, program: str, budget: float = CONDITION_BUDGET, fr
     for name, values in model.state_dict().items():
         if not values.isfinite().all():
             raise ValueError(f"{name} has values that are not finite: the training diverged; take another checkpoint")
-    optimizations, _ = parse_program(program)
+    optimizations, rebased = parse_program(program)
     if model.architecture.weight_norm is not None:
         model = fold_weight_norm(model)
     architecture, state = model.architecture, model.state_dict()
@@ -129,18 +127,17 @@ def within_budget(model: GPT, program: str, budget: float = CONDITION_BUDGET, fr
             lookup.check(_token_embedding(state, model.config).numpy(), fraction_bits)
         except lookup.OverBudget:
             optimizations -= {"lattice_lookup"}
-            program = program_name(optimizations, parse_program(program)[1])
     if absorbs(architecture, optimizations):
-        program = program_name(optimizations, _rebased(architecture, model.config, state, budget))
+        rebased = _rebased(architecture, model.config, state, budget)
     if "lattice_products" in optimizations:
-        weights = folded(architecture, model.config, state, program)
+        weights = folded(architecture, model.config, state, program_name(optimizations, rebased))
         try:
             matrices = [matrix for layer in weights.layers for matrix in layer.matrices]
             for matrix in (*matrices, *([] if weights.basis is None else [weights.basis.weight])):
                 matmul.check(matrix.numpy(), fraction_bits)
         except matmul.OverBudget:
-            program = program_name(optimizations - {"lattice_products"}, parse_program(program)[1])
-    return program
+            optimizations -= {"lattice_products"}
+    return program_name(optimizations, rebased)
 
 
 def _rebased(architecture: Architecture, config: ModelConfig, state: State, budget: float) -> tuple[int, ...]:
@@ -149,7 +146,7 @@ def _rebased(architecture: Architecture, config: ModelConfig, state: State, budg
     basis = torch.eye(config.width, dtype=torch.float64)
     for layer in range(architecture.ffn_layers(config.layers)):
         block = {name: value.double() for name, value in _block(state, layer).items()}
-        matrix = through_ffn(architecture, config, block).weight
+        matrix = _Ffn.of(architecture, config, block).with_residual().weight
         if float(torch.linalg.cond(basis @ matrix)) > budget and layer > 0:
             rebased.append(layer)
             basis = torch.eye(config.width, dtype=torch.float64)
@@ -161,11 +158,71 @@ def _token_embedding(state: State, config: ModelConfig) -> Tensor:
     return state["token_embedding.weight"] * (config.width**0.5 if config.embedding_scale else 1.0)
 
 
+def _identity(like: Tensor) -> Tensor:
+    """The identity matrix with as many columns."""
+    return torch.eye(like.shape[1], dtype=torch.float64, device=like.device)
+
+
+def _affine(block: State, name: str, width: int) -> Affine:
+    """The linear map called `name` with `width` outputs; zero bias where the recipe has none."""
+    weight = block[f"{name}.weight"].T
+    return Affine(weight, block.get(f"{name}.bias", torch.zeros(width, dtype=torch.float64, device=weight.device)))
+
+
+@dataclass
+class _Ffn:
+    """A feed-forward network while it is folded: one matrix (up None) or two, and the rest of its weights.
+
+    up: with a gate, [gate | up].
+    """
+
+    up: Affine | None
+    last: Affine
+    beta: Any = None
+    slope: Any = None
+    around: Affine | None = None
+
+    @classmethod
+    def of(cls, architecture: Architecture, config: ModelConfig, block: State) -> _Ffn:
+        """With 1/alpha in the last matrix, and beta where there is one."""
+        if architecture.ffn == "fused":
+            ffn = cls(None, _affine(block, "ffn.fused", config.width))
+        else:
+            first = ["ffn.gate", "ffn.up"] if architecture.ffn == "swiglu" else ["ffn.up"]
+            up = side_by_side([_affine(block, name, config.ffn_width) for name in first])
+            ffn = cls(up, _affine(block, "ffn.down", config.width))
+        if architecture.scaled and architecture.block != "he_hofmann":
+            ffn.last = Affine(ffn.last.weight / block["alpha"], ffn.last.bias / block["alpha"])
+            ffn.beta = block["beta"]
+        return ffn
+
+    def change_first(self, change: Callable[[Affine], Affine]) -> None:
+        if self.up is None:
+            self.last = change(self.last)
+        else:
+            self.up = change(self.up)
+
+    def as_one(self) -> Affine:
+        """The one matrix of an FFN without an activation."""
+        if self.up is None:
+            return self.last
+        return Affine(self.up.weight @ self.last.weight, self.up.bias @ self.last.weight + self.last.bias)
+
+    def with_residual(self) -> Affine:
+        """A linear feed-forward block with the residual connection around it: x -> x M + c."""
+        one = self.as_one()
+        return Affine(one.weight + (1.0 if self.beta is None else self.beta) * _identity(one.weight), one.bias)
+
+    def into(self, layer: Layer) -> Layer:
+        parts = {"fused": self.last} if self.up is None else {"up": self.up, "down": self.last}
+        return replace(layer, beta=self.beta, slope=self.slope, around=self.around, **parts)
+
+
 def _query_key(block: State, config: ModelConfig, scaled: bool) -> list[Affine]:
     """Q and K; `scaled` folds 1/sqrt(d_k) into Q."""
     factor = (config.width / config.heads) ** -0.5 if scaled else 1.0
-    query = affine_map(block, "attention.query", config.width)
-    return [query.times(factor), affine_map(block, "attention.key", config.kv_width)]
+    query = _affine(block, "attention.query", config.width)
+    return [query.times(factor), _affine(block, "attention.key", config.kv_width)]
 
 
 def _inverse_gains(basis: Tensor) -> Tensor:
@@ -181,7 +238,7 @@ def _pre_ln(
     config: ModelConfig,
     block: State,
     optimizations: Optimizations,
-    has_ffn: bool,
+    ffn: _Ffn | None,
     basis: Tensor | None,
 ) -> tuple[Layer, Tensor | None]:
     """A pre-LN layer, and the basis N after it: the residual stream is X = Z N, and Z is what is computed.
@@ -193,7 +250,7 @@ def _pre_ln(
     norm, fold_norms = architecture.layer_norm, "folded_norms" in optimizations
     ln_1 = _norm(block, "ln_1") if norm else None
     projections = _query_key(block, config, scaled="one_qkv" in optimizations)
-    projections.append(affine_map(block, "attention.value", config.kv_width))
+    projections.append(_affine(block, "attention.value", config.kv_width))
     if norm and fold_norms:
         projections = [one.after_norm(ln_1) for one in projections]
     elif basis is not None:
@@ -207,10 +264,10 @@ def _pre_ln(
             else dict(zip(("query", "key", "value"), projections, strict=True))
         ),
     )
-    output = affine_map(block, "attention.output", config.width)
+    output = _affine(block, "attention.output", config.width)
     if linear_ffn(architecture) and "folded_ffn" in optimizations:
-        if has_ffn:
-            through = through_ffn(architecture, config, block)
+        if ffn is not None:
+            through = ffn.with_residual()
             output = output if config.parallel_residual else output.then(through.weight)
             output = Affine(output.weight, output.bias + through.bias)
             if "absorbed_ffn" not in optimizations:
@@ -220,10 +277,9 @@ def _pre_ln(
         if basis is not None:
             output = output.then(torch.linalg.inv(basis))
         return replace(layer, from_attention=output), basis
-    ffn = Ffn.of(architecture, config, block) if has_ffn else None
     if AS_PUBLISHED in optimizations and architecture.scaled and not norm:
         # X = c Z with a number c in place of the matrix N: beta x costs nothing, the matrices take up the numbers.
-        before = identity(output.weight) if basis is None else basis
+        before = _identity(output.weight) if basis is None else basis
         basis = (1.0 if ffn is None else ffn.beta) * before
         output = output.then(_inverse_gains(basis if config.parallel_residual else before))
         if ffn is not None:
@@ -252,13 +308,7 @@ def _pre_ln(
 
 
 def _he_hofmann(
-    architecture: Architecture,
-    config: ModelConfig,
-    block: State,
-    optimizations: Optimizations,
-    first: bool,
-    has_ffn: bool,
-    basis: Tensor | None,
+    config: ModelConfig, block: State, optimizations: Optimizations, ffn: _Ffn | None, basis: Tensor | None
 ) -> tuple[Layer, Tensor | None]:
     """x' = b_ff FFN(n) + b_sa Concat_h((a_h I + b_h P_h - g_h C) V_h), V = n or, in the first layer, n W_V.
 
@@ -266,53 +316,37 @@ def _he_hofmann(
     """
     fold = "folded_ffn" in optimizations
     query, key = _query_key(block, config, scaled=fold)
-    ln_1, value = None, None
-    if first:
-        ln_1 = _norm(block, "ln_1")
+    a, b, g = (block["b_sa"] * block[f"attention.shape_{name}"][:, None, None] for name in "abg")
+    layer = Layer(query=query, key=key, b_ff=block["b_ff"], shape_a=a, shape_b=b, shape_g=g)
+    if "ln_1.weight" in block:  # the first layer
         value = block["attention.value_residual"] * block["attention.value_weight"].T
-        value = value + block["attention.value_skip"] * identity(value)
-    ffn = Ffn.of(architecture, config, block) if has_ffn else None
-    b_ff, b_sa = block["b_ff"], block["b_sa"]
-    gains = [b_sa * block[f"attention.shape_{name}"] for name in "abg"]
+        value = value + block["attention.value_skip"] * _identity(value)
+        layer = replace(layer, ln_1=_norm(block, "ln_1"), value=Affine(value))
     if fold:
-        whole = None if ffn is None else ffn.as_one()
-        return _combined(config, query, key, value, ln_1, whole, b_ff, gains), None
-    a, b, g = (gain[:, None, None] for gain in gains)
-    layer = Layer(query=query, key=key, ln_1=ln_1, value=None if value is None else Affine(value))
-    layer = replace(layer, shape_a=a, shape_b=b, shape_g=g)
-    if ffn is None:
-        layer = replace(layer, b_ff=b_ff)
-    else:
-        ffn.last = ffn.last.times(b_ff)
-        layer = ffn.into(layer)
+        return _combined(layer, config, ffn), None
+    if ffn is not None:
+        ffn.last = ffn.last.times(layer.b_ff)
+        layer = replace(ffn.into(layer), b_ff=None)
     return _gains_folded(layer, config, basis) if AS_PUBLISHED in optimizations else (layer, None)
 
 
-def _combined(
-    config: ModelConfig,
-    query: Affine,
-    key: Affine,
-    value: Tensor | None,
-    ln_1: Affine | None,
-    ffn: Affine | None,
-    b_ff: Tensor,
-    gains: list[Tensor],
-) -> Layer:
+def _combined(layer: Layer, config: ModelConfig, ffn: _Ffn | None) -> Layer:
     """A He & Hofmann layer as one matrix behind [n | P n | C n], with n W_V for n in the first layer's P n.
 
     A head's gains act on its own columns; C V = C (n W_V) = (C n) W_V, and P V is taken with V itself.
     """
-    size, eye = config.width // config.heads, identity(query.weight)
-    before = eye if value is None else value
-    a, b, g = (torch.diag(gain.repeat_interleave(size)) for gain in gains)
-    direct = before @ a + b_ff * (eye if ffn is None else ffn.weight)
-    mean, bias = -before @ g, b_ff * (torch.zeros_like(query.bias) if ffn is None else ffn.bias)
-    qk, values = side_by_side([query, key]), None
-    if ln_1 is not None:
-        gain, shift = ln_1.weight[:, None], ln_1.bias
+    size, eye = config.width // config.heads, _identity(layer.query.weight)
+    before = eye if layer.value is None else layer.value.weight
+    gains = (layer.shape_a, layer.shape_b, layer.shape_g)
+    a, b, g = (torch.diag(gain.flatten().repeat_interleave(size)) for gain in gains)
+    whole = Affine(eye, torch.zeros_like(layer.query.bias)) if ffn is None else ffn.as_one()
+    direct, mean, bias = before @ a + layer.b_ff * whole.weight, -before @ g, layer.b_ff * whole.bias
+    qk, values = side_by_side([layer.query, layer.key]), None
+    if layer.ln_1 is not None:
+        gain, shift = layer.ln_1.weight[:, None], layer.ln_1.bias
         # Every row of the causal mean and of the softmax sums to 1, so LayerNorm's bias passes through both.
         bias = bias + shift @ direct + shift @ mean
-        qk = qk.after_norm(ln_1)
+        qk = qk.after_norm(layer.ln_1)
         direct, mean = gain * direct, gain * mean
         values = Affine(gain * before, shift @ before)
     return Layer(value=values, qk=qk, combine=Affine(torch.cat([direct, b, mean]), bias))
@@ -325,7 +359,7 @@ def _gains_folded(layer: Layer, config: ModelConfig, basis: Tensor | None) -> tu
     Z = (P + (a/b) I - (g/b) C) Z_V + FFN(n) N^-1. What is added to P is "shape" (H, T, T), a weight like others.
     """
     a, b, g, b_ff = layer.shape_a, layer.shape_b, layer.shape_g, layer.b_ff
-    before = identity(layer.query.weight) if basis is None else basis
+    before = _identity(layer.query.weight) if basis is None else basis
     after = before @ torch.diag(b.flatten().repeat_interleave(config.width // config.heads))
     inverse = _inverse_gains(after)
     direct, up, down, fused = a / b, layer.up, layer.down, layer.fused
@@ -338,7 +372,7 @@ def _gains_folded(layer: Layer, config: ModelConfig, basis: Tensor | None) -> tu
     elif fused is not None:
         fused = fused.reading(before).then(inverse)
     seen = torch.ones(config.context, config.context, dtype=b.dtype, device=b.device).tril()
-    shape = direct * identity(seen) - g / b * (seen / seen.sum(1, keepdim=True))
+    shape = direct * _identity(seen) - g / b * (seen / seen.sum(1, keepdim=True))
     query, key = layer.query.reading(before), layer.key.reading(before)
     return Layer(
         query=query, key=key, value=layer.value, ln_1=layer.ln_1, up=up, down=down, fused=fused, shape=shape

@@ -284,12 +284,10 @@ class Party:
             secrets = part.inputs if step.prepare is None else part.inputs[:-1]
             shares = [ring_elements(self._engine.share(name), bits) for name in secrets]
             results = step.of_shares(context, *shares, *(() if step.prepare is None else (prepared, shapes)))
-        for output, values, shape, (dtype, owner) in zip(
-            part.outputs, results, step.shapes(*shapes), step.results, strict=True
-        ):
+        for output, values, (shape, dtype), owner in zip(part.outputs, results, part.types, step.owners, strict=True):
             owner = owner if self.settings.colocated else None
             self._engine.store(output, share_of(values, shape, dtype, owner, self.settings.field))
-            self._held[output] = Described(shape, np.dtype(dtype))
+            self._held[output] = Described(shape, dtype)
         # Compiling and reading the log are no part of the cost, as in any run of SPU.
         overhead = sum(max(0.0, seconds - profile.seconds) for profile, seconds in runs)
         profile = together([messages.profile(), *(profile for profile, _ in runs)])

@@ -9,6 +9,7 @@ import sys
 from collections.abc import Callable
 from contextlib import closing
 from dataclasses import asdict
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -31,6 +32,7 @@ stops the server. Clients learn architecture, sizes, program, protocol settings 
 LONGEST_WAIT_S = 1e6
 SMALL_MODEL = 20_000_000
 """Weights; smaller models do not write sense."""
+_print_line = partial(print, flush=True)
 
 
 def add_commands(commands: Any) -> None:
@@ -209,11 +211,8 @@ def _ask_here(chosen: argparse.Namespace, prompt: str, settings: Settings, displ
     program = chosen.program or "tuned"
     published, tokenizer = publish(chosen.checkpoint, chosen.tokenizer, program, settings, chosen.prefix)
 
-    def ask(*question: Any) -> Answered:
-        return ask_here(published, *question)
-
     display.note(published.checked)
-    _answer(chosen, prompt, published.description, tokenizer, settings, ask, display)
+    _answer(chosen, prompt, published.description, tokenizer, settings, partial(ask_here, published), display)
 
 
 def _ask_server(chosen: argparse.Namespace, prompt: str, settings: Settings, display: Display) -> None:
@@ -349,7 +348,3 @@ def _credentials(chosen: argparse.Namespace) -> Credentials | None:
     if not all(given):
         raise UserError("--certificate, --key and --ca belong together; give all three or none")
     return Credentials(*given)
-
-
-def _print_line(line: str) -> None:
-    print(line, flush=True)

@@ -63,7 +63,7 @@ def round_trip(door, data):
         return time.monotonic() - start, bytes(got)
 
 
-def test_bytes_pass_unchanged_and_are_counted_and_recorded_by_direction(echoes):
+def test_bytes_pass_unchanged_and_are_recorded_by_direction(echoes):
     relay = Relay(record=True)
     doors = relay.open([echo.address for echo in echoes])
     data = os.urandom(3_000_000)
@@ -71,7 +71,6 @@ def test_bytes_pass_unchanged_and_are_counted_and_recorded_by_direction(echoes):
     assert round_trip(doors[CLIENT], data[:1000])[1] == data[:1000]
     relay.close()
     assert relay.recorded == (data + data[:1000], data + data[:1000])
-    assert relay.forwarded == (3_001_000, 3_001_000)
 
 
 def test_delay_is_one_way_and_can_be_set_while_running(echoes):

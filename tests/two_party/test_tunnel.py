@@ -549,4 +549,4 @@ def test_nothing_is_kept_of_channels_that_have_ended():
         deadline = time.monotonic() + 5
         while server._writers and time.monotonic() < deadline:
             time.sleep(0.01)
-        assert server.failure is None and not (server._writers or server._ended or server._half_closed)
+        assert server.failure is None and not (server._writers or server._ended)

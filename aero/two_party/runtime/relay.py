@@ -42,11 +42,6 @@ class Relay:
         self._thread: threading.Thread | None = None
 
     @property
-    def forwarded(self) -> tuple[int, int]:
-        """Bytes of the current or latest run: (client to server, server to client), TCP payload."""
-        return self._lines[0].bytes, self._lines[1].bytes
-
-    @property
     def recorded(self) -> tuple[bytes, bytes]:
         """With `record`: the bytes of the current or latest run, (client to server, server to client)."""
         return bytes(self._lines[0].record), bytes(self._lines[1].record)
@@ -126,7 +121,6 @@ class _Line:
         self._relay = relay
         self._queue: asyncio.Queue[tuple[float, asyncio.StreamWriter, bytes]] = asyncio.Queue(QUEUE_PIECES)
         self._free_at = self._last_due = 0.0
-        self.bytes = 0
         self.record = bytearray()
 
     async def read(self, reader: asyncio.StreamReader, to: asyncio.StreamWriter) -> None:
@@ -137,7 +131,6 @@ class _Line:
                 data = await reader.read(PIECE_BYTES)
             except OSError:
                 data = b""
-            self.bytes += len(data)
             if self._relay._record:
                 self.record += data
             # Due times are computed, so late wake-ups do not add up.

@@ -14,10 +14,10 @@ from transformers import AutoModelForCausalLM
 from aero.config import load
 from aero.errors import UserError
 from aero.parallel_context import pretrained, tasks
+from aero.parallel_context.attention import Selection
 from aero.parallel_context.encoding import encode, read
 from aero.parallel_context.hugging_face import HuggingFaceModel
 from aero.parallel_context.measure import PARTS, Block, rows_of
-from aero.parallel_context.selection import Selection
 from aero.parallel_context.settings import settings
 from aero.parallel_context.tasks import TASKS, Context
 from stages import keep, parallel_context, parallel_context_cost

@@ -142,15 +142,9 @@ class EntropyRegularizer:
 
         ValueError if it was saved without one, or its parameters are not in the folder's safetensors files.
         """
-        if not Path(folder).is_dir():
-            raise ValueError(
-                f"{folder} is no folder: give the folder of save_pretrained, or of huggingface_hub.snapshot_download"
-            )
         settings = getattr(model.config, "entropy_regularizer", None)
         if settings is None:
             raise ValueError(f"the model in {folder} was saved without an entropy regulariser")
-        if hasattr(model, "reg_threshold_weights"):
-            raise ValueError(f"this {type(model).__name__} has an entropy regulariser already")
         model.config.entropy_regularizer = None
         try:
             regularizer = cls(model, **settings)
@@ -164,7 +158,7 @@ class EntropyRegularizer:
                         value.data.copy_(file.get_tensor(name))
         if waiting:
             del model.reg_threshold_weights  # so that the model still counts as one to be loaded
-            raise ValueError(f"{folder} has no {', '.join(sorted(waiting))} in a safetensors file")
+            raise ValueError(f"folder {folder} has no {', '.join(sorted(waiting))} in a safetensors file")
         return regularizer
 
     def __getstate__(self) -> dict[str, Any]:

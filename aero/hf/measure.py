@@ -1,7 +1,6 @@
 """Attention entropy of Hugging Face's causal language models.
 
-Models whose attention goes through transformers' interface are measured with `aero.hf.attention`, in memory O(T).
-Others are measured from the weights of `output_attentions=True` (`aero.hf.output_attentions`), in memory O(T^2).
+Their attention must go through transformers' interface. They are measured with `aero.hf.attention`, in memory O(T).
 
 Shapes: L layers with attention, B sequences, H heads, T positions.
 """
@@ -19,8 +18,7 @@ from torch import Tensor
 from transformers import PreTrainedModel
 
 from aero.entropy_statistics import EntropyStatistics, check_ids, statistics_of
-from aero.hf.attention import NotSwitched, Rows, one_at_a_time, recording
-from aero.hf.output_attentions import rows_from_weights
+from aero.hf.attention import Rows, not_switched, one_at_a_time, recording
 
 Batch = Tensor | Mapping[str, Tensor]
 
@@ -63,12 +61,10 @@ def _check_regularizer_loaded(model: PreTrainedModel) -> None:
         )
 
 
-def run(
-    model: PreTrainedModel, ids: Tensor, attention_mask: Tensor | None, switched: bool = False
-) -> tuple[list[Rows], Tensor]:
+def run(model: PreTrainedModel, ids: Tensor, attention_mask: Tensor | None) -> tuple[list[Rows], Tensor]:
     """The rows of every attention layer on `ids` (B, T), and which tokens are real, (B, T) bool.
 
-    switched: allow only our own attention function; ValueError if the model cannot use it.
+    ValueError for a model that cannot use our attention function.
     """
     name = type(model).__name__
     if model.main_input_name != "input_ids":
@@ -88,43 +84,34 @@ def run(
         raise ValueError(f"{ids.shape[1]} tokens exceed the {positions} positions of {name}")
     given = {key: value.to(device) for key, value in given.items()}
     real = given.get("attention_mask", torch.ones_like(given["input_ids"])).bool()
-    rows = _rows(model, given | {"use_cache": False}, real, switched)
+    rows = _rows(model, given | {"use_cache": False})
     if not rows:
-        raise ValueError(
-            f"{name} does not expose its attention weights, or has none: neither through transformers' attention "
-            "interface nor with output_attentions=True"
-        )
+        raise not_switched(model)
     if len({row.entropies.shape for row in rows}) > 1:
         raise ValueError(f"the layers of {name} differ in their number of heads: not supported")
-    return rows, real
+    # Layers may be on several devices.
+    return [replace(row, entropies=row.entropies.to(device), seen=row.seen.to(device)) for row in rows], real
 
 
-def _rows(model: PreTrainedModel, given: dict[str, Any], real: Tensor, switched: bool) -> list[Rows]:
-    """The rows of every attention layer in evaluation mode; from the weights that the model returns if need be."""
+def _rows(model: PreTrainedModel, given: dict[str, Any]) -> list[Rows]:
+    """The rows of every attention layer in evaluation mode."""
     with one_at_a_time:
-        training, rows, calls = model.training, [], Counter()
+        training, calls = model.training, Counter()
         hooks = [part.register_forward_pre_hook(lambda part, _: calls.update([part])) for part in model.modules()]
         model.eval()
         try:
             with recording(model) as rows:
                 model.base_model(**given)  # without the vocabulary projection
-        except NotSwitched:
-            if switched:
-                raise
-            rows = []
         finally:
             for hook in hooks:
                 hook.remove()
             model.train(training)
-        if not rows and not switched:
-            rows = [Rows(None, *row) for row in rows_from_weights(model, given, real)]
     for module, number in Counter(row.module for row in rows).items():
-        if module is not None and number > calls[module]:  # such as the difference of two softmaxes of DiffLlama
+        if number > calls[module]:  # such as the difference of two softmaxes of DiffLlama
             raise ValueError(
                 f"{type(module).__name__} combines {number} attentions in each layer: there is no one entropy of a head"
             )
-    # Layers may be on several devices.
-    return [replace(row, entropies=row.entropies.to(real.device), seen=row.seen.to(real.device)) for row in rows]
+    return rows
 
 
 def _device(model: PreTrainedModel) -> torch.device:

@@ -114,7 +114,7 @@ class EntropyRegularizer:
         ):
             if wrong:
                 raise ValueError(message)
-        rows, _ = run(model, torch.zeros(1, 1, dtype=torch.long), None, switched=True)
+        rows, _ = run(model, torch.zeros(1, 1, dtype=torch.long), None)
         heads = rows[0].entropies.shape[1]
         thresholds = torch.full((len(rows), heads), threshold_init, device=model.device)
         model.reg_threshold_weights = Learned(thresholds)

@@ -14,6 +14,7 @@ import torch
 from tiny_hugging_face import CONFIGS, GROUPED, padded, row_entropies, rows_by_output_attentions, some_ids, tiny
 from transformers import (
     AttentionInterface,
+    AutoConfig,
     AutoModelForCausalLM,
     BartConfig,
     BartForConditionalGeneration,
@@ -211,6 +212,32 @@ def test_models_that_cannot_be_measured():
             measure(model, some_ids(2, 20))
 
 
+SPARSE = GROUPED | {
+    "num_key_value_heads": 4, "n_routed_experts": 2, "num_experts_per_tok": 1, "n_group": 1, "topk_group": 1,
+    "moe_intermediate_size": 16, "q_lora_rank": 8, "kv_lora_rank": 8, "qk_nope_head_dim": 8, "qk_rope_head_dim": 8,
+    "v_head_dim": 8, "index_topk": 5, "index_n_heads": 2, "index_head_dim": 16,
+}  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("name", "sizes"),
+    [
+        ("doge", GROUPED),
+        ("deepseek_v32", SPARSE),
+        ("glm_moe_dsa", SPARSE),
+        ("bloom", {"vocab_size": 67, "hidden_size": 32, "n_layer": 2, "n_head": 4}),
+        ("xlnet", {"vocab_size": 67, "d_model": 32, "n_layer": 2, "n_head": 4, "d_inner": 64}),
+    ],
+)
+def test_models_with_other_attention_or_masks_are_refused(name, sizes):
+    model = AutoModelForCausalLM.from_config(AutoConfig.for_model(name, **sizes))
+    before = model.config._attn_implementation
+    for use in (lambda: measure(model, some_ids(2, 30)), lambda: EntropyRegularizer(model, context=30)):
+        with pytest.raises(ValueError, match="does not expose its attention"):
+            use()
+    assert model.config._attn_implementation == before and not hasattr(model, "reg_threshold_weights")
+
+
 def test_options_that_change_the_logits_are_refused():
     attention = AttentionInterface()[IMPLEMENTATION]
     query = torch.ones(1, 2, 3, 4)
@@ -220,6 +247,9 @@ def test_options_that_change_the_logits_are_refused():
         attention(torch.nn.Identity(), query, query, query, None, dropout=0.1)
     with pytest.raises(ValueError, match="adds to the logits"):
         attention(torch.nn.Identity(), query, query, query, torch.full((1, 1, 3, 3), 0.5))
+    for name in ("indices", "block_indices"):
+        with pytest.raises(ValueError, match="does not expose its attention"):
+            attention(torch.nn.Identity(), query, query, query, None, **{name: torch.zeros(1)})
 
 
 class Around(torch.nn.Module):

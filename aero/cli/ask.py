@@ -36,7 +36,6 @@ _print_line = partial(print, flush=True)
 
 
 def add_commands(commands: Any) -> None:
-    """Add the parsers of the three commands to the subparsers of `aero`."""
     ask = commands.add_parser("ask", help="ask a model privately", description=ASK)
     ask.set_defaults(run=_ask)
     ask.add_argument("prompt", help="the text to continue; - reads standard input")

@@ -8,31 +8,10 @@ import threading
 import time
 
 import pytest
+from middle import Echo
 
 from aero.two_party.runtime.relay import Relay
 from aero.two_party.runtime.settings import CLIENT, SERVER, TwoPartyError
-
-
-class Echo:
-    """A listener that sends back what it gets until the other end stops sending."""
-
-    def __init__(self):
-        self.socket = socket.create_server(("127.0.0.1", 0))
-        self.address = f"127.0.0.1:{self.socket.getsockname()[1]}"
-        threading.Thread(target=self.serve, daemon=True).start()
-
-    def serve(self):
-        while True:
-            try:
-                connection, _ = self.socket.accept()
-            except OSError:
-                return
-            threading.Thread(target=self.answer, args=(connection,), daemon=True).start()
-
-    def answer(self, connection):
-        while data := connection.recv(1 << 16):
-            connection.sendall(data)
-        connection.shutdown(socket.SHUT_WR)
 
 
 @pytest.fixture

@@ -20,7 +20,7 @@ from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from middle import Middle
+from middle import Echo, Middle
 
 from aero.two_party.runtime import addresses
 from aero.two_party.runtime.settings import TwoPartyError
@@ -77,25 +77,6 @@ def joined(server_context=None, client_context=None, through=None, at="127.0.0.1
     thread.join(30)
     listener.close()
     return found["server"], client
-
-
-class Echo:
-    """A local party's port: sends back what it gets."""
-
-    def __init__(self):
-        self.socket = socket.create_server(("127.0.0.1", 0))
-        self.address = f"127.0.0.1:{self.socket.getsockname()[1]}"
-        threading.Thread(target=self.serve, daemon=True).start()
-
-    def serve(self):
-        while True:
-            connection, _ = self.socket.accept()
-            threading.Thread(target=self.answer, args=(connection,), daemon=True).start()
-
-    def answer(self, connection):
-        with connection, contextlib.suppress(OSError):
-            while data := connection.recv(1 << 16):
-                connection.sendall(data)
 
 
 def connect(address):

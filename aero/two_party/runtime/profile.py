@@ -50,7 +50,7 @@ class Profile:
 
 
 def together(profiles: Sequence[Profile]) -> Profile:
-    """The cost of several runs one after the other."""
+    """The cost of runs one after the other."""
     return Profile(*(sum(values) for values in zip(*map(astuple, profiles), strict=True)))
 
 

@@ -34,6 +34,11 @@ def _part(labels: Tensor, together: Tensor | int) -> Tensor:
     return labels.ne(-100).sum() / together
 
 
+def _require(right: bool, message: str) -> None:
+    if not right:
+        raise ValueError(message)
+
+
 class Learned(nn.Module):
     """A parameter as a module of its own, which PEFT's `modules_to_save` can train and save."""
 
@@ -82,38 +87,28 @@ class EntropyRegularizer:
         threshold_init: float = 0.5,
         temperature_init: float | None = 1.0,
     ) -> None:
-        if not isinstance(model, PreTrainedModel):
-            raise ValueError(
-                f"{type(model).__name__} is no PreTrainedModel of transformers: create the regulariser before "
-                "torch.compile, PEFT or a parallel wrapper"
-            )
+        _require(
+            isinstance(model, PreTrainedModel),
+            f"{type(model).__name__} is no PreTrainedModel of transformers: create the regulariser before "
+            "torch.compile, PEFT or a parallel wrapper",
+        )
         kind, config = type(model).__name__, model.config.get_text_config()
-        dropout = [name for name in ("attn_pdrop", "attention_dropout") if getattr(config, name, 0.0)]
+        _require(not hasattr(model, "reg_threshold_weights"), f"this {kind} has an entropy regulariser already")
         saved = getattr(model.config, "entropy_regularizer", None) is not None and model.name_or_path
-        for wrong, message in (
-            (hasattr(model, "reg_threshold_weights"), f"this {kind} has an entropy regulariser already"),
-            (saved, f"this {kind} was saved with a regulariser: use EntropyRegularizer.load(model, folder)"),
-            (
-                any(p.is_meta for p in model.parameters()),
-                f"weights of this {kind} are offloaded: load it without offloading",
-            ),
-            (type(context) is not int or context < 1, f"context {context!r} must be a whole number of tokens"),
-            (not 0 <= lambda_ < math.inf, f"lambda_ {lambda_:g} must not be negative"),
-            (not 0 <= gamma < math.inf, f"gamma {gamma:g} must not be negative"),
-            (not 0 <= threshold_init <= 1, f"threshold_init {threshold_init:g} must be from 0 to 1"),
-            (
-                temperature_init is not None and not 0 < temperature_init < math.inf,
-                f"temperature_init {temperature_init} must be positive: it divides the logits",
-            ),
-            (reduction not in Reduction.__args__, f"reduction {reduction!r} must be one of {Reduction.__args__}"),
-            (
-                lambda_positions is not None and lambda_positions < 1,
-                f"lambda_positions {lambda_positions} must be at least 1, or None",
-            ),
-            (dropout, f"the entropy of dropped weights is meaningless: load the model with {''.join(dropout)}=0.0"),
-        ):
-            if wrong:
-                raise ValueError(message)
+        _require(not saved, f"this {kind} was saved with a regulariser: use EntropyRegularizer.load(model, folder)")
+        offloaded = any(p.is_meta for p in model.parameters())
+        _require(not offloaded, f"weights of this {kind} are offloaded: load it without offloading")
+        _require(type(context) is int and context >= 1, f"context {context!r} must be a whole number of tokens")
+        _require(0 <= lambda_ < math.inf, f"lambda_ {lambda_:g} must not be negative")
+        _require(0 <= gamma < math.inf, f"gamma {gamma:g} must not be negative")
+        _require(0 <= threshold_init <= 1, f"threshold_init {threshold_init:g} must be from 0 to 1")
+        positive = temperature_init is None or 0 < temperature_init < math.inf
+        _require(positive, f"temperature_init {temperature_init} must be positive: it divides the logits")
+        _require(reduction in Reduction.__args__, f"reduction {reduction!r} must be one of {Reduction.__args__}")
+        some = lambda_positions is None or lambda_positions >= 1
+        _require(some, f"lambda_positions {lambda_positions} must be at least 1, or None")
+        dropout = [name for name in ("attn_pdrop", "attention_dropout") if getattr(config, name, 0.0)]
+        _require(not dropout, f"dropped weights have no meaningful entropy: load the model with {''.join(dropout)}=0.0")
         rows, _ = run(model, torch.zeros(1, 1, dtype=torch.long), None)
         heads = rows[0].entropies.shape[1]
         thresholds = torch.full((len(rows), heads), threshold_init, device=model.device)

@@ -29,11 +29,6 @@ def _bound(model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> d
     return {**given, **given.get("kwargs", {})}
 
 
-def _part(labels: Tensor, together: Tensor | int) -> Tensor:
-    """A micro-batch's share of the labels of a step, by its shifted labels."""
-    return labels.ne(-100).sum() / together
-
-
 def _require(right: bool, message: str) -> None:
     if not right:
         raise ValueError(message)
@@ -69,7 +64,7 @@ class EntropyRegularizer:
         smallest of `temperatures`.
 
     With gradient accumulation a micro-batch is weighted by its share of the step's labels, as in the loss. A loss
-    function of your own adds `share`. Padding is left out of the penalty, by a mask (B, T) or (B, 1, T, S).
+    function of your own adds `penalty`. Padding is left out of the penalty, by a mask (B, T) or (B, 1, T, S).
 
     Raises ValueError if `model` is not a PreTrainedModel, its attention cannot be switched to ours or has dropout, it
     has a regulariser already or was saved with one, its weights are offloaded, or a value is out of range; in training,
@@ -121,10 +116,9 @@ class EntropyRegularizer:
         self.model = model
         self.context, self.gamma, self.reduction = context, gamma, reduction
         self.lambda_, self.lambda_positions = lambda_, lambda_positions
-        self._warned = False
         self.penalty: Tensor | None = None
         """What the last forward pass in training mode added to the loss, nats. If it had no labels: what your own loss
-        should add, with gradient (`share` under gradient accumulation)."""
+        should add, with gradient."""
         names = ("context", "lambda_", "gamma", "reduction", "lambda_positions")
         model.config.entropy_regularizer = {name: getattr(self, name) for name in names}
         model.config.entropy_regularizer["temperature_init"] = temperature_init
@@ -175,24 +169,6 @@ class EntropyRegularizer:
         """The parameters of the regulariser with their names in the model."""
         own = {"reg_threshold_weights", "entropy_temperature"}
         return ((name, value) for name, value in self.model.named_parameters() if own & set(name.split(".")))
-
-    def share(self, labels: Tensor, num_items_in_batch: Tensor | int | None = None) -> Tensor:
-        """What your own loss function adds after a forward pass without labels, with gradient, nats.
-
-            def my_loss(outputs, labels, num_items_in_batch=None):
-                return my_cross_entropy(...) + regularizer.share(labels, num_items_in_batch)
-
-            Trainer(model, arguments, compute_loss_func=my_loss, ...)
-
-        labels: (B, T), -100 where there is none. num_items_in_batch: the number of labels of all accumulated
-        micro-batches, from `Trainer`, if your loss is divided by it; None: the whole penalty.
-        RuntimeError without such a forward pass.
-        """
-        if self.penalty is None or self.penalty.grad_fn is None:
-            raise RuntimeError(
-                "no penalty with a gradient: call the model in training mode without labels first, with gradients"
-            )
-        return self.penalty if num_items_in_batch is None else self.penalty * _part(labels[..., 1:], num_items_in_batch)
 
     def parameter_groups(self, weight_decay: float) -> list[dict[str, Any]]:
         """All parameters of the model for an optimizer: decay on matrices only, not on biases, norms, regulariser."""
@@ -245,11 +221,10 @@ class EntropyRegularizer:
             )
         self.penalty = penalty = self._weighted(entropies, thresholds, rows[0])
         if given.get("labels") is None:
-            if given.get("num_items_in_batch") is not None and not self._warned:
-                self._warned = True
+            if given.get("num_items_in_batch") is not None:
                 warnings.warn(
                     "the model was called without labels, so its loss is computed elsewhere (compute_loss_func, label "
-                    "smoothing) and has no penalty unless that adds regularizer.share(labels, num_items_in_batch)",
+                    "smoothing) and has no penalty unless that adds regularizer.penalty",
                     stacklevel=2,
                 )
             return None
@@ -257,7 +232,7 @@ class EntropyRegularizer:
             # The loss is then this micro-batch's share of the step's loss; so must the penalty be.
             labels = given.get("shift_labels")
             labels = given["labels"][..., 1:] if labels is None else labels
-            penalty = penalty * _part(labels, together)
+            penalty = penalty * labels.ne(-100).sum() / together
         self.penalty = penalty.detach()
         if isinstance(output, tuple):
             return output[0] + penalty, *output[1:]

@@ -303,13 +303,8 @@ def _summary(answered: Answered, prompt_tokens: int, rounds: float | None, unkno
     return "\n".join([*table, f"{said}; {seconds:.1f} s a token without set-up"])
 
 
-def _rounds(
-    description: Description, tokens: int, passes: int, cached: bool, root: Path | None = None
-) -> tuple[float | None, str | None]:
-    """Round trips of all passes, composed from measured operations as in `aero cost`; or None and the reason.
-
-    root: folder of the measured costs, by default as `folder_of_costs` finds it.
-    """
+def _rounds(description: Description, tokens: int, passes: int, cached: bool) -> tuple[float | None, str | None]:
+    """Round trips of all passes, composed from measured operations as in `aero cost`; or None and the reason."""
     from aero.two_party.cost.cost_model import folder_of_costs, measured_operations, variant_of
     from aero.two_party.program.forward import operations
     from aero.two_party.program.generation import slots_for
@@ -317,8 +312,7 @@ def _rounds(
 
     total, model = 0.0, (description.parsed, description.model_config, description.program)
     try:
-        root = folder_of_costs(Path()) if root is None else root
-        measured = measured_operations(variant_of(description.protocol), root)
+        measured = measured_operations(variant_of(description.protocol), folder_of_costs(Path()))
         for length in range(tokens, tokens + passes):
             past = slots_for(len(description.prefix) + length - 1, model[1].context)
             counts = operations(*model, 1, past) if cached and length > tokens else operations(*model, length)

@@ -121,7 +121,7 @@ class Party:
     ) -> Profile:
         """Compute `outputs` = function(*inputs) privately, function being JAX; drop the inputs named in `donate`.
 
-        Compiled from shapes alone, once for each function, shapes and number of outputs: pass the same function object
+        Compiled from shapes alone, once for each function and shapes: pass the same function object
         again, not a new lambda. The first runs of a pair pay for set-up (keys, oblivious transfers), and now and then
         a run pays for a new stock of those. A function with steps on shares (`aero.two_party.lattice.share_steps`)
         takes several runs of SPU; `before_part` is called before each of its parts, with the names of the part's inputs

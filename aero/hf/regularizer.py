@@ -170,14 +170,6 @@ class EntropyRegularizer:
         own = {"reg_threshold_weights", "entropy_temperature"}
         return ((name, value) for name, value in self.model.named_parameters() if own & set(name.split(".")))
 
-    def parameter_groups(self, weight_decay: float) -> list[dict[str, Any]]:
-        """All parameters of the model for an optimizer: decay on matrices only, not on biases, norms, regulariser."""
-        own = {name for name, _ in self.named_parameters()}
-        decayed, others = [], []
-        for name, value in self.model.named_parameters():
-            (decayed if value.ndim > 1 and name not in own else others).append(value)
-        return [{"params": decayed, "weight_decay": weight_decay}, {"params": others, "weight_decay": 0.0}]
-
     def _before(self, model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         if model.config._attn_implementation != IMPLEMENTATION:
             raise ValueError(

@@ -16,7 +16,7 @@ import threading
 import time
 from collections.abc import Callable, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from multiprocessing.connection import Connection, wait
 from pathlib import Path
 from typing import Any, Protocol
@@ -153,33 +153,30 @@ class _Child:
         return TwoPartyError(text if kind == "death" else f"{self.name}: {text}")
 
 
+@dataclass
 class _Supervisor:
-    """Starts the party processes of one run and sees it through."""
+    """Starts the party processes of one run and sees it through. dialled: addresses as each party dials them."""
 
-    def __init__(
-        self,
-        task: Task,
-        inputs: dict[int, Any],
-        dialled: Sequence[Sequence[str]],
-        settings: Settings,
-        on_control: Callable[[Any], Any] | None,
-        alarm: Alarm | None = None,
-    ) -> None:
-        self._task, self._inputs, self._dialled = task, inputs, dialled
-        self._settings, self._on_control, self._alarm = settings, on_control, alarm
-        self._children: dict[int, _Child] = {}
-        self._started = self._connecting = time.monotonic()
+    task: Task
+    inputs: dict[int, Any]
+    dialled: Sequence[Sequence[str]]
+    settings: Settings
+    on_control: Callable[[Any], Any] | None
+    alarm: Alarm | None = None
+    children: dict[int, _Child] = field(default_factory=dict)
+    started: float = field(default_factory=time.monotonic)
+    connecting: float = field(default_factory=time.monotonic)
 
     def run(self) -> dict[int, Any]:
         try:
-            for rank in self._inputs:
+            for rank in self.inputs:
                 self._start(rank)
-            while any(child.phase != "finished" for child in self._children.values()):
+            while any(child.phase != "finished" for child in self.children.values()):
                 self._watch()
             deadline = time.monotonic() + END_TIMEOUT_S
-            for child in self._children.values():
+            for child in self.children.values():
                 child.process.join(max(0.0, deadline - time.monotonic()))
-            return {rank: child.result for rank, child in self._children.items()}
+            return {rank: child.result for rank, child in self.children.items()}
         finally:
             self._clear()
 
@@ -191,12 +188,12 @@ class _Supervisor:
         except OSError as error:
             raise TwoPartyError(f"the {NAMES[rank]} process could not be started ({error}); run again") from error
         process = context.Process(target=party_process, args=(theirs, path), name=f"aero-{NAMES[rank]}")
-        self._children[rank] = _Child(rank, process, ours, log, Path(path))
+        self.children[rank] = _Child(rank, process, ours, log, Path(path))
         try:
             start(process, NAMES[rank])
         finally:
             theirs.close()
-        payload = (rank, self._task, self._inputs[rank], tuple(self._dialled[rank]), self._settings)
+        payload = (rank, self.task, self.inputs[rank], tuple(self.dialled[rank]), self.settings)
         try:
             message = multiprocessing.reduction.ForkingPickler.dumps(payload)
         except (AttributeError, TypeError, ImportError, ValueError) as error:
@@ -206,18 +203,18 @@ class _Supervisor:
 
     def _watch(self) -> None:
         """Raise the cause of a failure; else wait for a party's next messages, its end, or the end of the time."""
-        active = [child for child in self._children.values() if not child.ended]
+        active = [child for child in self.children.values() if not child.ended]
         watched: list[Any] = [c.connection for c in active] + [c.process.sentinel for c in active]
-        if self._alarm is not None:
-            watched.append(self._alarm)
+        if self.alarm is not None:
+            watched.append(self.alarm)
         limit, reason = self._limit()
-        if failed := [child for child in self._children.values() if child.failure is not None]:
+        if failed := [child for child in self.children.values() if child.failure is not None]:
             cause = min(failed, key=lambda child: (CAUSES[child.failure[0]], child.failed_at))
             limit, reason = min(child.failed_at for child in failed) + GRACE_S, ""
             if CAUSES[cause.failure[0]] < CAUSES["link"] or not watched or time.monotonic() >= limit:
                 raise cause.error()
-        if self._alarm is not None and self._alarm.failure is not None:
-            raise TwoPartyError(self._alarm.failure)
+        if self.alarm is not None and self.alarm.failure is not None:
+            raise TwoPartyError(self.alarm.failure)
         found = wait(watched, limit - time.monotonic())
         for child in active:
             if child.connection in found:
@@ -234,16 +231,16 @@ class _Supervisor:
             child.process.join(END_TIMEOUT_S)
             return False
         if kind == "phase":
-            child.phase, self._connecting = content, time.monotonic()
+            child.phase, self.connecting = content, time.monotonic()
             child.connected_at = os.fstat(child.log).st_size
         elif kind == "result":
             child.phase, child.result = "finished", content
         elif kind == "failure":
             child.failure, child.failed_at = content, time.monotonic()
-        elif self._on_control is None:
+        elif self.on_control is None:
             raise TwoPartyError("the client sent a control message, but run_parties was given no on_control")
         else:
-            answer = self._on_control(content)
+            answer = self.on_control(content)
             with suppress(ConnectionError):  # it has ended meanwhile, which is noticed elsewhere
                 child.connection.send(answer)
         return True
@@ -257,35 +254,35 @@ class _Supervisor:
         while not child.ended and child.connection.poll() and self._receive(child):
             pass
         if not child.ended:
-            child.failure, child.failed_at = child.death(self._settings.receive_timeout_s), time.monotonic()
+            child.failure, child.failed_at = child.death(self.settings.receive_timeout_s), time.monotonic()
 
     def _limit(self) -> tuple[float, str]:
         """When the next time limit is over, and what to say then."""
-        settings, children = self._settings, self._children.values()
+        settings, children = self.settings, self.children.values()
         limits = [(time.monotonic() + 60, "")]
         if late := [child.name for child in children if child.phase == "starting"]:
             reason = (
                 f"the {' and '.join(late)} process was not up after {START_TIMEOUT_S:g} s; is the machine overloaded?"
             )
-            limits.append((self._started + START_TIMEOUT_S, reason))
+            limits.append((self.started + START_TIMEOUT_S, reason))
         elif waiting := [child for child in children if child.phase == "connecting"]:
             peer = 1 - waiting[0].rank
             reason = (
-                f"the {NAMES[peer]} at {self._dialled[1 - peer][peer]} did not appear within "
+                f"the {NAMES[peer]} at {self.dialled[1 - peer][peer]} did not appear within "
                 f"{settings.connect_timeout_s:g} s; start it, check address and firewall, or raise connect_timeout_s"
             )
-            limits.append((self._connecting + settings.connect_timeout_s, reason))
+            limits.append((self.connecting + settings.connect_timeout_s, reason))
         if (total := settings.total_timeout_s) is not None:
             reason = f"the private run was not done after {total:g} s; raise total_timeout_s (--total of aero serve)"
-            limits.append((self._started + total, f"{reason} or ask for less"))
+            limits.append((self.started + total, f"{reason} or ask for less"))
         return min(limits)
 
     def _clear(self) -> None:
         """End what still runs, and leave neither process nor file."""
-        for child in self._children.values():
+        for child in self.children.values():
             if child.process.pid is not None and child.process.is_alive():
                 child.process.kill()
-        for child in self._children.values():
+        for child in self.children.values():
             if child.process.pid is not None:
                 child.process.join(END_TIMEOUT_S)
                 if child.process.exitcode is not None:

@@ -59,13 +59,11 @@ class Engine:
         self.compiled: dict[tuple, Any] = {}
 
     def store(self, name: str, share: Any) -> None:
-        with self._channel.step(f"storing {name}"):
-            self._runtime.set_var(name, share)
+        self._runtime.set_var(name, share)
 
     def share(self, name: str) -> Any:
         """This party's share of a variable."""
-        with self._channel.step(f"reading {name}"):
-            return self._runtime.get_var(name)
+        return self._runtime.get_var(name)
 
     def delete(self, name: str) -> None:
         self._runtime.del_var(name)

@@ -107,7 +107,7 @@ def write_tensors(path: Path | str, tensors: dict[str, torch.Tensor], header: di
     give equal files). It contains the SHA-256 of header and tensors, which `read_tensors` checks.
     """
     path = Path(path)
-    header = header | {"sha256": _digest(tensors, header)}
+    header = header | {"sha256": digest(tensors, header)}
     path.parent.mkdir(parents=True, exist_ok=True)
     temporary = path.with_name(path.name + ".tmp")
     try:
@@ -148,7 +148,7 @@ def read_tensors(
             tensors = {} if header_only else {name: file.get_tensor(name) for name in file.keys()}
         found = header.get("format")
         checked = found == expected_format and not header_only and "sha256" in header  # older files have none
-        if checked and header["sha256"] != _digest(tensors, header):
+        if checked and header["sha256"] != digest(tensors, header):
             raise ValueError("its SHA-256 is not the one that was written with it")
     except (SafetensorError, OSError, ValueError, TypeError, RecursionError) as error:
         reason = " ".join(str(error).split())[:300]
@@ -158,7 +158,7 @@ def read_tensors(
     return tensors, header
 
 
-def _digest(tensors: Mapping[str, torch.Tensor], header: Mapping[str, str]) -> str:
+def digest(tensors: Mapping[str, torch.Tensor], header: Mapping[str, str]) -> str:
     """SHA-256 of the header without its own `sha256` entry, and of every tensor's name, type, shape and bytes."""
     whole = hashlib.sha256(json.dumps({k: v for k, v in header.items() if k != "sha256"}, sort_keys=True).encode())
     for name in sorted(tensors):

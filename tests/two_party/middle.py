@@ -5,6 +5,16 @@ from __future__ import annotations
 import contextlib
 import socket
 import threading
+import time
+from collections.abc import Callable
+
+
+def wait_until(condition: Callable[[], object], within_s: float = 5.0) -> bool:
+    """Whether the condition holds within that time."""
+    deadline = time.monotonic() + within_s
+    while not condition() and time.monotonic() < deadline:
+        time.sleep(0.01)
+    return bool(condition())
 
 
 class Echo:

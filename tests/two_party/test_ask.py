@@ -26,6 +26,7 @@ import numpy as np
 import pytest
 import torch
 from made_models import random_model, torch_logits
+from middle import wait_until
 from tiny_hugging_face import save_with_tokenizer, tiny
 
 from aero import checkpoint, cli
@@ -153,10 +154,7 @@ def own_parties():
 
 
 def wait_until_gone(pids, within_s):
-    until = time.monotonic() + within_s
-    while any(Path(f"/proc/{pid}").exists() for pid in pids):
-        assert time.monotonic() < until
-        time.sleep(0.05)
+    assert wait_until(lambda: not any(Path(f"/proc/{pid}").exists() for pid in pids), within_s)
 
 
 def test_a_server_survives_killed_processes_and_answers(path, certificates, model, capsys):

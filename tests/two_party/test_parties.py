@@ -16,6 +16,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from clear_text import STEP, found_in_memory, occurrences, unprotected
+from middle import wait_until
 
 from aero.two_party.runtime import engine, parties, processes
 from aero.two_party.runtime.addresses import free_address
@@ -251,12 +252,7 @@ def runs(pid):
 
 def gone(folder, within_s=0.0):
     """Whether both party processes have ended, after at most `within_s` seconds."""
-    deadline = time.monotonic() + within_s
-    while any(runs(Path(folder, name).read_text()) for name in ("client", "server")):
-        if time.monotonic() > deadline:
-            return False
-        time.sleep(0.05)
-    return True
+    return wait_until(lambda: not any(runs(Path(folder, name).read_text()) for name in ("client", "server")), within_s)
 
 
 @pytest.mark.parametrize(
@@ -374,10 +370,7 @@ def test_no_orphans_when_the_parent_is_killed(tmp_path):
     files = [tmp_path / name for name in ("client", "server")]
     environment = os.environ | {"PYTHONPATH": str(Path(__file__).resolve().parents[2])}
     with subprocess.Popen([sys.executable, tmp_path / "parent.py", *files], env=environment) as parent:
-        deadline = time.monotonic() + 60
-        while not all(file.exists() and file.read_text() for file in files) and time.monotonic() < deadline:
-            assert parent.poll() is None
-            time.sleep(0.1)
+        assert wait_until(lambda: parent.poll() or all(file.exists() and file.read_text() for file in files), 60)
         assert not gone(tmp_path)
         parent.kill()
     assert gone(tmp_path, within_s=3.0)

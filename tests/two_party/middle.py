@@ -12,9 +12,9 @@ from collections.abc import Callable
 def wait_until(condition: Callable[[], object], within_s: float = 5.0) -> bool:
     """Whether the condition holds within that time."""
     deadline = time.monotonic() + within_s
-    while not condition() and time.monotonic() < deadline:
+    while not (holds := condition()) and time.monotonic() < deadline:
         time.sleep(0.01)
-    return bool(condition())
+    return bool(holds)
 
 
 class Echo:

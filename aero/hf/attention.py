@@ -119,13 +119,13 @@ def document_starts(position_ids: Tensor) -> Tensor:
 @dataclass(frozen=True)
 class Rows:
     """Result of one attention module: entropies (B, H, T), number of visible keys (B, T), `token_positions` (B or 1, T)
-    and which queries are no padding (B, T), None if all."""
+    and which queries are no padding (B, T). None where not known."""
 
-    module: nn.Module
+    module: nn.Module | None
     entropies: Tensor
     seen: Tensor
-    positions: Tensor
-    real: Tensor | None
+    positions: Tensor | None = None
+    real: Tensor | None = None
 
 
 recorded_rows: ContextVar[list[Rows] | None] = ContextVar("recorded_rows", default=None)
@@ -145,7 +145,7 @@ def attention_function(
     """An attention function of transformers. query: (B, H, T, d_k), key and value: (B, H / groups, S, ...).
 
     The temperature of `EntropyRegularizer` divides the logits of its query row (AERO Eq. 11).
-    Raises ValueError for attention dropout, for options that change the logits, and for selected keys.
+    Raises ValueError for attention dropout and for options that change the logits, NotSwitched for selected keys.
     """
     if dropout:
         raise ValueError(f"attention dropout {dropout:g}: the entropy of dropped weights is meaningless; set it to 0")
@@ -153,7 +153,7 @@ def attention_function(
         if others.get(name) is not None:
             raise ValueError(f"{type(module).__name__} uses {name}, which changes the logits: not supported")
     if others.get("indices") is not None or others.get("block_indices") is not None:
-        raise not_switched(module)  # the keys that an indexer selects are not in the mask
+        raise NotSwitched(module)  # the keys that an indexer selects are not in the mask
     queries, keys = query.shape[-2], key.shape[-2]
     mask = GivenMask(attention_mask, keys) if isinstance(attention_mask, Tensor) else attention_mask
     if mask is None and queries != keys:
@@ -203,12 +203,12 @@ one_at_a_time = threading.RLock()
 def recording(model: PreTrainedModel) -> Iterator[list[Rows]]:
     """Inside, `model` uses our attention function and the list collects the rows of every attention module.
 
-    ValueError if the attention of the model does not go through transformers' interface, or needs a mask in full.
+    NotSwitched if the attention of the model does not go through transformers' interface, or needs a mask in full.
     The caller holds `one_at_a_time`.
     """
     before = model.config._attn_implementation
     if not switch_attention(model):
-        raise not_switched(model)
+        raise NotSwitched(model)
     rows: list[Rows] = []
     token = recorded_rows.set(rows)
     try:
@@ -216,15 +216,18 @@ def recording(model: PreTrainedModel) -> Iterator[list[Rows]]:
     except (AttributeError, TypeError) as error:
         if VisibleKeys.__name__ not in str(error):
             raise
-        raise not_switched(model) from None  # the model computes with the mask itself
+        raise NotSwitched(model) from None  # the model computes with the mask itself
     finally:
         recorded_rows.reset(token)
         model.set_attn_implementation(before)
 
 
-def not_switched(model: nn.Module) -> ValueError:
-    """The error for attention that does not go through transformers' interface, or not with the mask alone."""
-    return ValueError(
-        f"{type(model).__name__} does not expose its attention: it bypasses transformers' attention interface or "
-        "changes its mask; use GPT-2, GPT-NeoX, Llama, Mistral, Qwen2 or most newer models"
-    )
+class NotSwitched(ValueError):
+    """The attention of the model does not go through transformers' interface, or not with the mask alone."""
+
+    def __init__(self, model: nn.Module) -> None:
+        super().__init__(
+            f"the attention of {type(model).__name__} does not go through transformers' attention interface or changes "
+            "its mask, so its entropies are not known in training; use GPT-2, GPT-NeoX, Llama, Mistral, Qwen2 or most "
+            "newer models"
+        )

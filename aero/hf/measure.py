@@ -1,6 +1,7 @@
 """Attention entropy of Hugging Face's causal language models.
 
-Their attention must go through transformers' interface. They are measured with `aero.hf.attention`, in memory O(T).
+Models whose attention goes through transformers' interface are measured with `aero.hf.attention`, in memory O(T).
+Others are measured from the weights of `output_attentions=True` (`aero.hf.output_attentions`), in memory O(T^2).
 
 Shapes: L layers with attention, B sequences, H heads, T positions.
 """
@@ -9,16 +10,18 @@ from __future__ import annotations
 
 import inspect
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import replace
 from typing import Any
 
 import torch
 from torch import Tensor
+from torch.nn.utils.rnn import pad_sequence
 from transformers import PreTrainedModel
 
 from aero.entropy_statistics import EntropyStatistics, check_ids, statistics_of
-from aero.hf.attention import Rows, not_switched, one_at_a_time, recording
+from aero.hf.attention import NotSwitched, Rows, document_starts, one_at_a_time, recording
+from aero.hf.output_attentions import rows_from_weights
 
 Batch = Tensor | Mapping[str, Tensor]
 
@@ -26,11 +29,12 @@ Batch = Tensor | Mapping[str, Tensor]
 def measure(model: PreTrainedModel, ids: Batch | Iterable[Batch]) -> EntropyStatistics:
     """Attention entropies of `model` on `ids`; `aero.entropy.measure` calls this for a Hugging Face model.
 
-    ids: token ids (B, T), or a batch with `input_ids` and possibly `attention_mask`, or several of either. Padding
-    counts nowhere (`aero.entropy_statistics.statistics_of`).
+    ids: token ids (B, T), or a batch with `input_ids` and possibly `attention_mask`, `position_ids` and
+    `token_type_ids`, or several of either. Padding counts nowhere (`aero.entropy_statistics.statistics_of`). Documents
+    packed into a row by position ids are sequences of their own.
     Raises ValueError if there are no tokens or more than the model has positions, ids are no token ids of the model, a
-    batch has other entries than these, `labels` and zero `token_type_ids`, the mask is not (B, T) of 0 and 1, the model
-    does not expose its attention or has an encoder and a decoder, or was saved with a regulariser that was not loaded.
+    batch has other entries than these and `labels`, the mask is not (B, T) of 0 and 1, the model does not expose its
+    attention or has an encoder and a decoder, or it was saved with a regulariser that was not loaded.
     """
     return statistics_of(_measured_batches(model, [ids] if isinstance(ids, Tensor | Mapping) else ids))
 
@@ -40,12 +44,8 @@ def _measured_batches(model: PreTrainedModel, batches: Iterable[Batch]) -> Itera
     for batch in batches:
         given = dict(batch) if isinstance(batch, Mapping) else {"input_ids": batch}
         given.pop("labels", None)
-        ids, mask = given.pop("input_ids", None), given.pop("attention_mask", None)
-        for key, value in given.items():
-            if key != "token_type_ids" or bool(value.any()):
-                raise ValueError(f"the batch has {key!r}, which is not used: leave it out to measure without it")
         with torch.no_grad():
-            rows, real = run(model, ids, mask)
+            rows, real = run(model, given.pop("input_ids", None), given.pop("attention_mask", None), **given)
         yield torch.stack([row.entropies for row in rows]), real, torch.stack([row.seen for row in rows])
 
 
@@ -61,10 +61,13 @@ def _check_regularizer_loaded(model: PreTrainedModel) -> None:
         )
 
 
-def run(model: PreTrainedModel, ids: Tensor, attention_mask: Tensor | None) -> tuple[list[Rows], Tensor]:
+def run(
+    model: PreTrainedModel, ids: Tensor, attention_mask: Tensor | None, switched: bool = False, **others: Tensor
+) -> tuple[list[Rows], Tensor]:
     """The rows of every attention layer on `ids` (B, T), and which tokens are real, (B, T) bool.
 
-    ValueError for a model that cannot use our attention function.
+    switched: allow only our own attention function; ValueError if the model cannot use it. others: `position_ids`,
+    which may pack documents into rows (each is then a row of the result), and `token_type_ids`.
     """
     name = type(model).__name__
     if model.main_input_name != "input_ids":
@@ -72,46 +75,57 @@ def run(model: PreTrainedModel, ids: Tensor, attention_mask: Tensor | None) -> t
     if model.config.is_encoder_decoder:
         raise ValueError(f"{name} has an encoder and a decoder: only models of one stack can be measured")
     check_ids(ids, vocabulary(model))
-    device, given = _device(model), {"input_ids": ids}
+    device, taken = _device(model), inspect.signature(model.base_model.forward).parameters
+    given = {"input_ids": ids, "attention_mask": attention_mask} | _checked(others, ids, taken, name)
     if attention_mask is not None:
         if not isinstance(attention_mask, Tensor) or attention_mask.shape != ids.shape:
             raise ValueError(f"the attention mask must be a tensor of the ids' shape {tuple(ids.shape)}")
         check_padding(attention_mask, ids)
-        given["attention_mask"] = attention_mask
-        if "position_ids" in inspect.signature(model.base_model.forward).parameters:
-            given["position_ids"] = (attention_mask.bool().cumsum(-1) - 1).clamp_min(0)  # from the first real token
-    if (positions := positions_of(model)) is not None and ids.shape[1] > positions:
-        raise ValueError(f"{ids.shape[1]} tokens exceed the {positions} positions of {name}")
-    given = {key: value.to(device) for key, value in given.items()}
+    given = _unpacked(given)
+    longest, positions = given["input_ids"].shape[1], positions_of(model)
+    if positions is not None and longest > positions:
+        raise ValueError(f"{longest} tokens exceed the {positions} positions of {name}")
+    given = {key: value.to(device) for key, value in given.items() if value is not None}
     real = given.get("attention_mask", torch.ones_like(given["input_ids"])).bool()
-    rows = _rows(model, given | {"use_cache": False})
+    if "attention_mask" in given and "position_ids" in taken:  # positions count from the first real token
+        given.setdefault("position_ids", (real.cumsum(-1) - 1).clamp_min(0))
+    rows = _rows(model, given | {"use_cache": False}, real, switched)
     if not rows:
-        raise not_switched(model)
+        raise ValueError(
+            f"{name} does not expose its attention weights, or has none: neither through transformers' attention "
+            "interface nor with output_attentions=True"
+        )
     if len({row.entropies.shape for row in rows}) > 1:
         raise ValueError(f"the layers of {name} differ in their number of heads: not supported")
-    # Layers may be on several devices.
-    return [replace(row, entropies=row.entropies.to(device), seen=row.seen.to(device)) for row in rows], real
+    return rows, real
 
 
-def _rows(model: PreTrainedModel, given: dict[str, Any]) -> list[Rows]:
-    """The rows of every attention layer in evaluation mode."""
+def _rows(model: PreTrainedModel, given: dict[str, Any], real: Tensor, switched: bool) -> list[Rows]:
+    """The rows of every attention layer in evaluation mode; from the weights that the model returns if need be."""
     with one_at_a_time:
-        training, calls = model.training, Counter()
+        training, rows, calls = model.training, [], Counter()
         hooks = [part.register_forward_pre_hook(lambda part, _: calls.update([part])) for part in model.modules()]
         model.eval()
         try:
             with recording(model) as rows:
                 model.base_model(**given)  # without the vocabulary projection
+        except NotSwitched:
+            if switched:
+                raise
+            rows = []
         finally:
             for hook in hooks:
                 hook.remove()
             model.train(training)
+        if not rows and not switched:
+            rows = [Rows(None, *row) for row in rows_from_weights(model, given, real)]
     for module, number in Counter(row.module for row in rows).items():
-        if number > calls[module]:  # such as the difference of two softmaxes of DiffLlama
+        if module is not None and number > calls[module]:  # such as the difference of two softmaxes of DiffLlama
             raise ValueError(
                 f"{type(module).__name__} combines {number} attentions in each layer: there is no one entropy of a head"
             )
-    return rows
+    # Layers may be on several devices.
+    return [replace(row, entropies=row.entropies.to(real.device), seen=row.seen.to(real.device)) for row in rows]
 
 
 def _device(model: PreTrainedModel) -> torch.device:
@@ -120,6 +134,41 @@ def _device(model: PreTrainedModel) -> torch.device:
     if any(p.is_meta for p in model.parameters()) and not any(hasattr(part, "_hf_hook") for part in model.modules()):
         raise ValueError(f"weights of this {type(model).__name__} are on the meta device: load them first")
     return device
+
+
+def _checked(others: dict[str, Tensor], ids: Tensor, taken: Collection[str], name: str) -> dict[str, Tensor]:
+    """The other entries of a batch that the model takes; ValueError for those that cannot be measured with."""
+    used = {}
+    for key, value in others.items():
+        if key not in ("position_ids", "token_type_ids"):
+            raise ValueError(f"the batch has {key!r}, which is not used: leave it out to measure {name} without it")
+        if not isinstance(value, Tensor) or value.shape not in (ids.shape, (1, ids.shape[1])):
+            raise ValueError(f"{key} must be a tensor of the ids' shape {tuple(ids.shape)}")
+        if key in taken:
+            used[key] = value.expand_as(ids)
+        elif bool((value != (0 if key == "token_type_ids" else torch.arange(ids.shape[1]).to(value.device))).any()):
+            raise ValueError(f"{name} takes no {key}: leave them out")
+    return used
+
+
+def _unpacked(given: dict[str, Tensor | None]) -> dict[str, Tensor | None]:
+    """The documents that position ids pack into rows as padded rows of their own, which are measured alike."""
+    mask, position_ids = given["attention_mask"], given.get("position_ids")
+    if position_ids is None:
+        return given
+    starts = document_starts(position_ids)  # (B, T)
+    real = torch.ones_like(starts) if mask is None else mask.bool().to(starts.device)
+    if not bool((starts & real)[:, 1:].logical_and(real[:, :-1]).any()):
+        return given
+    if mask is not None:
+        raise ValueError(
+            "position_ids pack documents into a row, which an attention_mask undoes: leave one of them out"
+        )
+    numbers = starts.flatten().cumsum(0) - 1
+    lengths = numbers.bincount().tolist()
+    rows = {key: value.flatten().split(lengths) for key, value in given.items() if value is not None}
+    rows["attention_mask"] = torch.ones(len(numbers), dtype=torch.long).split(lengths)
+    return {key: pad_sequence(parts, batch_first=True) for key, parts in rows.items()}
 
 
 def positions_of(model: PreTrainedModel) -> int | None:

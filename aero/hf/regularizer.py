@@ -29,9 +29,9 @@ def _bound(model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> d
     return {**given, **given.get("kwargs", {})}
 
 
-def _require(right: bool, message: str) -> None:
-    if not right:
-        raise ValueError(message)
+def _part(labels: Tensor, together: Tensor | int) -> Tensor:
+    """A micro-batch's share of the labels of a step, by its shifted labels."""
+    return labels.ne(-100).sum() / together
 
 
 class Learned(nn.Module):
@@ -64,7 +64,7 @@ class EntropyRegularizer:
         smallest of `temperatures`.
 
     With gradient accumulation a micro-batch is weighted by its share of the step's labels, as in the loss. A loss
-    function of your own adds `penalty`. Padding is left out of the penalty, by a mask (B, T) or (B, 1, T, S).
+    function of your own adds `share`. Padding is left out of the penalty, by a mask (B, T) or (B, 1, T, S).
 
     Raises ValueError if `model` is not a PreTrainedModel, its attention cannot be switched to ours or has dropout, it
     has a regulariser already or was saved with one, its weights are offloaded, or a value is out of range; in training,
@@ -82,29 +82,39 @@ class EntropyRegularizer:
         threshold_init: float = 0.5,
         temperature_init: float | None = 1.0,
     ) -> None:
-        _require(
-            isinstance(model, PreTrainedModel),
-            f"{type(model).__name__} is no PreTrainedModel of transformers: create the regulariser before "
-            "torch.compile, PEFT or a parallel wrapper",
-        )
+        if not isinstance(model, PreTrainedModel):
+            raise ValueError(
+                f"{type(model).__name__} is no PreTrainedModel of transformers: create the regulariser before "
+                "torch.compile, PEFT or a parallel wrapper"
+            )
         kind, config = type(model).__name__, model.config.get_text_config()
-        _require(not hasattr(model, "reg_threshold_weights"), f"this {kind} has an entropy regulariser already")
-        saved = getattr(model.config, "entropy_regularizer", None) is not None and model.name_or_path
-        _require(not saved, f"this {kind} was saved with a regulariser: use EntropyRegularizer.load(model, folder)")
-        offloaded = any(p.is_meta for p in model.parameters())
-        _require(not offloaded, f"weights of this {kind} are offloaded: load it without offloading")
-        _require(type(context) is int and context >= 1, f"context {context!r} must be a whole number of tokens")
-        _require(0 <= lambda_ < math.inf, f"lambda_ {lambda_:g} must not be negative")
-        _require(0 <= gamma < math.inf, f"gamma {gamma:g} must not be negative")
-        _require(0 <= threshold_init <= 1, f"threshold_init {threshold_init:g} must be from 0 to 1")
-        positive = temperature_init is None or 0 < temperature_init < math.inf
-        _require(positive, f"temperature_init {temperature_init} must be positive: it divides the logits")
-        _require(reduction in Reduction.__args__, f"reduction {reduction!r} must be one of {Reduction.__args__}")
-        some = lambda_positions is None or lambda_positions >= 1
-        _require(some, f"lambda_positions {lambda_positions} must be at least 1, or None")
         dropout = [name for name in ("attn_pdrop", "attention_dropout") if getattr(config, name, 0.0)]
-        _require(not dropout, f"dropped weights have no meaningful entropy: load the model with {''.join(dropout)}=0.0")
-        rows, _ = run(model, torch.zeros(1, 1, dtype=torch.long), None)
+        saved = getattr(model.config, "entropy_regularizer", None) is not None and model.name_or_path
+        for wrong, message in (
+            (hasattr(model, "reg_threshold_weights"), f"this {kind} has an entropy regulariser already"),
+            (saved, f"this {kind} was saved with a regulariser: use EntropyRegularizer.load(model, folder)"),
+            (
+                any(p.is_meta for p in model.parameters()),
+                f"weights of this {kind} are offloaded: load it without offloading",
+            ),
+            (type(context) is not int or context < 1, f"context {context!r} must be a whole number of tokens"),
+            (not 0 <= lambda_ < math.inf, f"lambda_ {lambda_:g} must not be negative"),
+            (not 0 <= gamma < math.inf, f"gamma {gamma:g} must not be negative"),
+            (not 0 <= threshold_init <= 1, f"threshold_init {threshold_init:g} must be from 0 to 1"),
+            (
+                temperature_init is not None and not 0 < temperature_init < math.inf,
+                f"temperature_init {temperature_init} must be positive: it divides the logits",
+            ),
+            (reduction not in Reduction.__args__, f"reduction {reduction!r} must be one of {Reduction.__args__}"),
+            (
+                lambda_positions is not None and lambda_positions < 1,
+                f"lambda_positions {lambda_positions} must be at least 1, or None",
+            ),
+            (dropout, f"the entropy of dropped weights is meaningless: load the model with {''.join(dropout)}=0.0"),
+        ):
+            if wrong:
+                raise ValueError(message)
+        rows, _ = run(model, torch.zeros(1, 1, dtype=torch.long), None, switched=True)
         heads = rows[0].entropies.shape[1]
         thresholds = torch.full((len(rows), heads), threshold_init, device=model.device)
         model.reg_threshold_weights = Learned(thresholds)
@@ -116,9 +126,10 @@ class EntropyRegularizer:
         self.model = model
         self.context, self.gamma, self.reduction = context, gamma, reduction
         self.lambda_, self.lambda_positions = lambda_, lambda_positions
+        self._warned = False
         self.penalty: Tensor | None = None
         """What the last forward pass in training mode added to the loss, nats. If it had no labels: what your own loss
-        should add, with gradient."""
+        should add, with gradient (`share` under gradient accumulation)."""
         names = ("context", "lambda_", "gamma", "reduction", "lambda_positions")
         model.config.entropy_regularizer = {name: getattr(self, name) for name in names}
         model.config.entropy_regularizer["temperature_init"] = temperature_init
@@ -131,9 +142,15 @@ class EntropyRegularizer:
 
         ValueError if it was saved without one, or its parameters are not in the folder's safetensors files.
         """
+        if not Path(folder).is_dir():
+            raise ValueError(
+                f"{folder} is no folder: give the folder of save_pretrained, or of huggingface_hub.snapshot_download"
+            )
         settings = getattr(model.config, "entropy_regularizer", None)
         if settings is None:
             raise ValueError(f"the model in {folder} was saved without an entropy regulariser")
+        if hasattr(model, "reg_threshold_weights"):
+            raise ValueError(f"this {type(model).__name__} has an entropy regulariser already")
         model.config.entropy_regularizer = None
         try:
             regularizer = cls(model, **settings)
@@ -147,7 +164,7 @@ class EntropyRegularizer:
                         value.data.copy_(file.get_tensor(name))
         if waiting:
             del model.reg_threshold_weights  # so that the model still counts as one to be loaded
-            raise ValueError(f"folder {folder} has no {', '.join(sorted(waiting))} in a safetensors file")
+            raise ValueError(f"{folder} has no {', '.join(sorted(waiting))} in a safetensors file")
         return regularizer
 
     def __getstate__(self) -> dict[str, Any]:
@@ -169,6 +186,32 @@ class EntropyRegularizer:
         """The parameters of the regulariser with their names in the model."""
         own = {"reg_threshold_weights", "entropy_temperature"}
         return ((name, value) for name, value in self.model.named_parameters() if own & set(name.split(".")))
+
+    def share(self, labels: Tensor, num_items_in_batch: Tensor | int | None = None) -> Tensor:
+        """What your own loss function adds after a forward pass without labels, with gradient, nats.
+
+            def my_loss(outputs, labels, num_items_in_batch=None):
+                return my_cross_entropy(...) + regularizer.share(labels, num_items_in_batch)
+
+            Trainer(model, arguments, compute_loss_func=my_loss, ...)
+
+        labels: (B, T), -100 where there is none. num_items_in_batch: the number of labels of all accumulated
+        micro-batches, from `Trainer`, if your loss is divided by it; None: the whole penalty.
+        RuntimeError without such a forward pass.
+        """
+        if self.penalty is None or self.penalty.grad_fn is None:
+            raise RuntimeError(
+                "no penalty with a gradient: call the model in training mode without labels first, with gradients"
+            )
+        return self.penalty if num_items_in_batch is None else self.penalty * _part(labels[..., 1:], num_items_in_batch)
+
+    def parameter_groups(self, weight_decay: float) -> list[dict[str, Any]]:
+        """All parameters of the model for an optimizer: decay on matrices only, not on biases, norms, regulariser."""
+        own = {name for name, _ in self.named_parameters()}
+        decayed, others = [], []
+        for name, value in self.model.named_parameters():
+            (decayed if value.ndim > 1 and name not in own else others).append(value)
+        return [{"params": decayed, "weight_decay": weight_decay}, {"params": others, "weight_decay": 0.0}]
 
     def _before(self, model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         if model.config._attn_implementation != IMPLEMENTATION:
@@ -213,10 +256,11 @@ class EntropyRegularizer:
             )
         self.penalty = penalty = self._weighted(entropies, thresholds, rows[0])
         if given.get("labels") is None:
-            if given.get("num_items_in_batch") is not None:
+            if given.get("num_items_in_batch") is not None and not self._warned:
+                self._warned = True
                 warnings.warn(
                     "the model was called without labels, so its loss is computed elsewhere (compute_loss_func, label "
-                    "smoothing) and has no penalty unless that adds regularizer.penalty",
+                    "smoothing) and has no penalty unless that adds regularizer.share(labels, num_items_in_batch)",
                     stacklevel=2,
                 )
             return None
@@ -224,7 +268,7 @@ class EntropyRegularizer:
             # The loss is then this micro-batch's share of the step's loss; so must the penalty be.
             labels = given.get("shift_labels")
             labels = given["labels"][..., 1:] if labels is None else labels
-            penalty = penalty * labels.ne(-100).sum() / together
+            penalty = penalty * _part(labels, together)
         self.penalty = penalty.detach()
         if isinstance(output, tuple):
             return output[0] + penalty, *output[1:]

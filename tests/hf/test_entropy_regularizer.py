@@ -6,7 +6,7 @@ import math
 
 import pytest
 import torch
-from tiny_hugging_face import padded, row_entropies, some_ids, tiny
+from tiny_hugging_face import CONFIGS, padded, row_entropies, some_ids, tiny
 from transformers import AutoModelForCausalLM, Trainer, TrainingArguments
 
 from aero.entropy import EntropyRegularizer, entropy_regularization, measure
@@ -238,15 +238,19 @@ def test_accumulated_micro_batches_take_the_steps_of_one_batch(steps, tmp_path):
         torch.testing.assert_close(found, expected, atol=1e-5, rtol=1e-3)
 
 
-def test_an_own_loss_function_adds_the_penalty(steps, tmp_path):
+def test_an_own_loss_function_adds_the_share(steps, tmp_path):
     def loss(regularizer, outputs, labels, num_items_in_batch=None):
         logits, shifted = outputs.logits[:, :-1].flatten(0, 1), labels[:, 1:].flatten()
         summed = torch.nn.functional.cross_entropy(logits, shifted, reduction="sum")
-        return summed / num_items_in_batch + regularizer.penalty * labels[:, 1:].ne(-100).sum() / num_items_in_batch
+        return summed / num_items_in_batch + regularizer.share(labels, num_items_in_batch)
 
-    with pytest.warns(UserWarning, match="regularizer.penalty"):
+    with pytest.warns(UserWarning, match="regularizer.share"):
         found = trained(tmp_path, micro_batch=2, accumulated=2, own_loss=loss)
     torch.testing.assert_close(found[0], steps[0], atol=1e-5, rtol=1e-3)
+    model, regularizer = regularised()
+    model(some_ids(), labels=some_ids())
+    with pytest.raises(RuntimeError, match="without labels"):
+        regularizer.share(some_ids())
 
 
 @pytest.mark.parametrize(
@@ -308,6 +312,17 @@ def test_trainer_learns_saves_and_resumes(tmp_path):
     resuming = Trainer(resumed_model, TrainingArguments(str(tmp_path / "again"), **arguments), train_dataset=data)
     resuming.train(resume_from_checkpoint=str(tmp_path / "run" / "checkpoint-2"))
     torch.testing.assert_close(resumed.thresholds, regularizer.thresholds)
+
+
+@pytest.mark.parametrize("name", CONFIGS)
+def test_parameter_groups_decay_matrices_only(name):
+    model, regularizer = regularised(name)
+    decayed, others = regularizer.parameter_groups(0.1)
+    names = {id(p): name for name, p in model.named_parameters()}
+    assert decayed["weight_decay"] == 0.1 and others["weight_decay"] == 0.0
+    assert "reg_threshold_weights.weight" in {names[id(p)] for p in others["params"]}
+    assert all(names[id(p)].endswith("weight") and p.ndim == 2 for p in decayed["params"])
+    assert len(decayed["params"]) + len(others["params"]) == len(list(model.parameters()))
 
 
 @pytest.mark.parametrize(

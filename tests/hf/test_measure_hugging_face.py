@@ -14,7 +14,6 @@ import torch
 from tiny_hugging_face import CONFIGS, GROUPED, padded, row_entropies, rows_by_output_attentions, some_ids, tiny
 from transformers import (
     AttentionInterface,
-    AutoConfig,
     AutoModelForCausalLM,
     BartConfig,
     BartForConditionalGeneration,
@@ -120,12 +119,34 @@ def test_uniform_attention_is_overloaded_also_under_a_window_and_padding():
         assert summary["quarters"]["entropy_bound"] == summary["quarters"]["observed"] == [0, 0, 0, 1]
 
 
-def test_other_entries_of_a_batch_are_refused():
-    model, ids = tiny("llama"), some_ids(2, 20)
-    for name, value in (("pixel_values", torch.zeros(2, 3, 8, 8)), ("token_type_ids", ids), ("position_ids", 0 * ids)):
-        with pytest.raises(ValueError, match=f"'{name}'"):
-            measure(model, {"input_ids": ids, name: value})
-    assert measure(model, {"input_ids": ids, "labels": ids, "token_type_ids": 0 * ids}).tokens == 40
+def test_documents_packed_into_a_row_are_sequences_of_their_own():
+    for model in (tiny("llama"), tiny("gpt2"), tiny("qwen2")):
+        ids, lengths = some_ids(1, 30), [12, 18]
+        positions = torch.cat([torch.arange(length) for length in lengths])[None]
+        found = measure(model, {"input_ids": ids, "labels": ids, "position_ids": positions})
+        alone = [row_entropies(model, part).double().mean((1, 3)) for part in ids.split(lengths, 1)]
+        torch.testing.assert_close(found.mean, torch.stack(alone).mean(0), atol=1e-5, rtol=0)
+        assert found.tokens == 30 and found.by_position.shape == (3, 18)
+    shifted = measure(tiny("gpt2"), {"input_ids": ids, "position_ids": torch.arange(5, 35)[None]})
+    assert shifted.by_position.shape == (3, 30) and (shifted.mean != measure(tiny("gpt2"), ids).mean).all()
+
+
+def test_other_entries_of_a_batch_are_used_or_refused():
+    model, ids = tiny("gpt2"), some_ids(2, 20)
+    kinds = measure(model, {"input_ids": ids, "token_type_ids": torch.full_like(ids, 3)}).mean
+    with torch.no_grad():  # GPT-2 adds the embedding of the type to that of the token
+        model.transformer.wpe.weight += model.transformer.wte.weight[3]
+    torch.testing.assert_close(kinds, measure(model, ids).mean, atol=1e-5, rtol=0)
+    ones, packed = torch.ones_like(ids), torch.arange(20).remainder(10).expand(2, 20)
+    for name, others, message in (
+        ("llama", {"pixel_values": torch.zeros(2, 3, 8, 8)}, "'pixel_values'"),
+        ("llama", {"token_type_ids": ones}, "takes no token_type_ids"),
+        ("llama", {"position_ids": torch.zeros(2, 7)}, "position_ids must"),
+        ("llama", {"position_ids": packed, "attention_mask": ones}, "leave one of them out"),
+    ):
+        with pytest.raises(ValueError, match=message):
+            measure(tiny(name), {"input_ids": ids} | others)
+    assert measure(tiny("llama"), {"input_ids": ids, "token_type_ids": 0 * ids}).tokens == 40
 
 
 def test_attentions_are_counted_by_module():
@@ -212,32 +233,6 @@ def test_models_that_cannot_be_measured():
             measure(model, some_ids(2, 20))
 
 
-SPARSE = GROUPED | {
-    "num_key_value_heads": 4, "n_routed_experts": 2, "num_experts_per_tok": 1, "n_group": 1, "topk_group": 1,
-    "moe_intermediate_size": 16, "q_lora_rank": 8, "kv_lora_rank": 8, "qk_nope_head_dim": 8, "qk_rope_head_dim": 8,
-    "v_head_dim": 8, "index_topk": 5, "index_n_heads": 2, "index_head_dim": 16,
-}  # fmt: skip
-
-
-@pytest.mark.parametrize(
-    ("name", "sizes"),
-    [
-        ("doge", GROUPED),
-        ("deepseek_v32", SPARSE),
-        ("glm_moe_dsa", SPARSE),
-        ("bloom", {"vocab_size": 67, "hidden_size": 32, "n_layer": 2, "n_head": 4}),
-        ("xlnet", {"vocab_size": 67, "d_model": 32, "n_layer": 2, "n_head": 4, "d_inner": 64}),
-    ],
-)
-def test_models_with_other_attention_or_masks_are_refused(name, sizes):
-    model = AutoModelForCausalLM.from_config(AutoConfig.for_model(name, **sizes))
-    before = model.config._attn_implementation
-    for use in (lambda: measure(model, some_ids(2, 30)), lambda: EntropyRegularizer(model, context=30)):
-        with pytest.raises(ValueError, match="does not expose its attention"):
-            use()
-    assert model.config._attn_implementation == before and not hasattr(model, "reg_threshold_weights")
-
-
 def test_options_that_change_the_logits_are_refused():
     attention = AttentionInterface()[IMPLEMENTATION]
     query = torch.ones(1, 2, 3, 4)
@@ -247,9 +242,6 @@ def test_options_that_change_the_logits_are_refused():
         attention(torch.nn.Identity(), query, query, query, None, dropout=0.1)
     with pytest.raises(ValueError, match="adds to the logits"):
         attention(torch.nn.Identity(), query, query, query, torch.full((1, 1, 3, 3), 0.5))
-    for name in ("indices", "block_indices"):
-        with pytest.raises(ValueError, match="does not expose its attention"):
-            attention(torch.nn.Identity(), query, query, query, None, **{name: torch.zeros(1)})
 
 
 class Around(torch.nn.Module):

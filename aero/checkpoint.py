@@ -105,7 +105,7 @@ def write_tensors(path: Path | str, tensors: dict[str, torch.Tensor], header: di
     The header is one JSON entry of the metadata (safetensors writes several entries in random order; equal contents
     give equal files). It contains the SHA-256 of header and tensors, which `read_tensors` checks.
     """
-    header = header | {"sha256": _digest(tensors, header)}
+    header = header | {"sha256": digest(tensors, header)}
     write_together({Path(path): safetensors.torch.save(tensors, {"aero": json.dumps(header, sort_keys=True)})})
 
 
@@ -135,7 +135,7 @@ def read_tensors(
             tensors = {} if header_only else {name: file.get_tensor(name) for name in file.keys()}
         found = header.get("format")
         checked = found == expected_format and not header_only and "sha256" in header  # older files have none
-        if checked and header["sha256"] != _digest(tensors, header):
+        if checked and header["sha256"] != digest(tensors, header):
             raise ValueError("its SHA-256 is not the one that was written with it")
     except (SafetensorError, OSError, ValueError, TypeError, RecursionError) as error:
         reason = " ".join(str(error).split())[:300]
@@ -145,7 +145,7 @@ def read_tensors(
     return tensors, header
 
 
-def _digest(tensors: Mapping[str, torch.Tensor], header: Mapping[str, str]) -> str:
+def digest(tensors: Mapping[str, torch.Tensor], header: Mapping[str, str]) -> str:
     """SHA-256 of the header without its own `sha256` entry, and of every tensor's name, type, shape and bytes."""
     whole = hashlib.sha256(json.dumps({k: v for k, v in header.items() if k != "sha256"}, sort_keys=True).encode())
     for name in sorted(tensors):

@@ -16,6 +16,7 @@ import torch
 
 from aero import records
 from aero.config import load
+from aero.data.base import sha256_of
 from aero.errors import UserError, run_main
 from aero.parallel_context import pretrained
 from aero.parallel_context.measure import Block, rows_of
@@ -83,7 +84,7 @@ def opened(folder: Path) -> tuple[Any, Any, dict[str, Any]]:
         raise UserError(f"cannot load {folder}: {error}") from None
     files = sorted(folder.glob("*.safetensors"))
     about = {"model": folder.name, "family": model.model.config.model_type, "context": model.context}
-    about |= {"sha256": {file.name: pretrained.sha256(file) for file in files}}
+    about |= {"sha256": {file.name: sha256_of(file) for file in files}}
     return model, partial(tokenizer.encode, add_special_tokens=False), about
 
 

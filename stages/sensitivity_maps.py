@@ -17,7 +17,7 @@ from torch import Tensor
 from aero.attention_kernels import CORES
 from aero.errors import json_file, run_main
 from aero.records import csv_text, write_together
-from aero.sensitivity.setting import Batches, Setting
+from aero.sensitivity.setting import Setting, draw_batches
 from aero.sensitivity.stacked import Stack
 
 CORES_SHOWN = ("softmax", "qk_layernorm")
@@ -46,8 +46,9 @@ def main(arguments: list[str]) -> None:
 
 def maps(core: str, setting: Setting, rate: float, seed: int) -> list[Tensor]:
     """The first layer's attention (N, N) to one sequence before every step, as long as it is finite."""
-    stack, batches, found = Stack(CORES[core], setting, (rate,), (seed,), torch.float32), Batches(setting, (seed,)), []
-    watched = Batches(setting, (seed,)).next()[0][:, :1]  # (1, 1, N, d + 1)
+    stack, batches = Stack(CORES[core], setting, (rate,), (seed,), torch.float32), draw_batches(setting, (seed,))
+    found: list[Tensor] = []
+    watched = next(draw_batches(setting, (seed,)))[0][:, :1]  # (1, 1, N, d + 1)
     for _ in range(setting.steps):
         seen: list[Tensor] = []
         with torch.no_grad():
@@ -55,7 +56,7 @@ def maps(core: str, setting: Setting, rate: float, seed: int) -> list[Tensor]:
         if not torch.isfinite(seen[0]).all():
             break
         found.append(seen[0])
-        stack.step(*batches.next())
+        stack.step(*next(batches))
     return found
 
 

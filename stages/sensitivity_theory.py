@@ -31,12 +31,9 @@ def main(arguments: list[str]) -> None:
         settings = settings.model_copy(update={"normals": normals})
     torch.set_num_threads(1)
     started, clock = records.now(), time.monotonic()
-    rows = [{"table": name, **row} for name, table in theory_checks.tables(settings).items() for row in table]
-    summary = {
-        "scale": parameters.scale,
-        "settings": settings.model_dump(mode="json"),
-        **theory_checks.summary(settings),
-    }
+    tables, small = theory_checks.results(settings)
+    rows = [{"table": name, **row} for name, table in tables.items() for row in table]
+    summary = {"scale": parameters.scale, "settings": settings.model_dump(mode="json"), **small}
     seconds = round(time.monotonic() - clock, 1)
     summary["provenance"] = records.provenance(
         started=started, seconds=seconds, numpy=np.__version__, torch=torch.__version__

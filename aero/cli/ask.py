@@ -9,6 +9,7 @@ import sys
 from collections.abc import Callable
 from contextlib import closing
 from dataclasses import asdict
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -31,10 +32,10 @@ stops the server. Clients learn architecture, sizes, program, protocol settings 
 LONGEST_WAIT_S = 1e6
 SMALL_MODEL = 20_000_000
 """Weights; smaller models do not write sense."""
+_print_line = partial(print, flush=True)
 
 
 def add_commands(commands: Any) -> None:
-    """Add the parsers of the three commands to the subparsers of `aero`."""
     ask = commands.add_parser("ask", help="ask a model privately", description=ASK)
     ask.set_defaults(run=_ask)
     ask.add_argument("prompt", help="the text to continue; - reads standard input")
@@ -209,11 +210,8 @@ def _ask_here(chosen: argparse.Namespace, prompt: str, settings: Settings, displ
     program = chosen.program or "tuned"
     published, tokenizer = publish(chosen.checkpoint, chosen.tokenizer, program, settings, chosen.prefix)
 
-    def ask(*question: Any) -> Answered:
-        return ask_here(published, *question)
-
     display.note(published.checked)
-    _answer(chosen, prompt, published.description, tokenizer, settings, ask, display)
+    _answer(chosen, prompt, published.description, tokenizer, settings, partial(ask_here, published), display)
 
 
 def _ask_server(chosen: argparse.Namespace, prompt: str, settings: Settings, display: Display) -> None:
@@ -305,13 +303,8 @@ def _summary(answered: Answered, prompt_tokens: int, rounds: float | None, unkno
     return "\n".join([*table, f"{said}; {seconds:.1f} s a token without set-up"])
 
 
-def _rounds(
-    description: Description, tokens: int, passes: int, cached: bool, root: Path | None = None
-) -> tuple[float | None, str | None]:
-    """Round trips of all passes, composed from measured operations as in `aero cost`; or None and the reason.
-
-    root: folder of the measured costs, by default as `folder_of_costs` finds it.
-    """
+def _rounds(description: Description, tokens: int, passes: int, cached: bool) -> tuple[float | None, str | None]:
+    """Round trips of all passes, composed from measured operations as in `aero cost`; or None and the reason."""
     from aero.two_party.cost.cost_model import folder_of_costs, measured_operations, variant_of
     from aero.two_party.program.forward import operations
     from aero.two_party.program.generation import slots_for
@@ -319,8 +312,7 @@ def _rounds(
 
     total, model = 0.0, (description.parsed, description.model_config, description.program)
     try:
-        root = folder_of_costs(Path()) if root is None else root
-        measured = measured_operations(variant_of(description.protocol), root)
+        measured = measured_operations(variant_of(description.protocol), folder_of_costs(Path()))
         for length in range(tokens, tokens + passes):
             past = slots_for(len(description.prefix) + length - 1, model[1].context)
             counts = operations(*model, 1, past) if cached and length > tokens else operations(*model, length)
@@ -349,7 +341,3 @@ def _credentials(chosen: argparse.Namespace) -> Credentials | None:
     if not all(given):
         raise UserError("--certificate, --key and --ca belong together; give all three or none")
     return Credentials(*given)
-
-
-def _print_line(line: str) -> None:
-    print(line, flush=True)

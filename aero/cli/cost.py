@@ -29,7 +29,6 @@ GB = 1e9
 
 
 def add_arguments(cost: argparse.ArgumentParser) -> None:
-    """The arguments of `aero cost`."""
     cost.add_argument("architecture", nargs="?", help="in the papers' notation, for example SM+ScFuFFNi_3")
     cost.add_argument(
         "--model",

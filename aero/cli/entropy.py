@@ -31,7 +31,6 @@ TEXT_BYTES = 2**28
 
 
 def add_commands(commands: Any) -> None:
-    """Add the parser of `aero entropy` to the subparsers of `aero`; it sets `run`."""
     parser = commands.add_parser("entropy", help="attention entropy of a model on a text", description=DESCRIPTION)
     add = parser.add_argument
     add("model", type=Path, metavar="MODEL", help="a folder, or a checkpoint.safetensors")
@@ -230,9 +229,8 @@ def _open_hugging_face(path: Path, dtype: str, begin: bool) -> Reader:
         raise UserError(f"{path} cannot be loaded as a causal language model with its tokenizer: {error}") from None
     if begin and tokenizer.bos_token_id is None:
         raise UserError(f"the tokenizer in {path} has no BOS token: omit --bos")
-    context = positions_of(model)
-    for temperatures in regularizer.temperatures if regularizer is not None else ():  # (H, positions)
-        context = min(temperatures.shape[-1], context or temperatures.shape[-1])
+    temperatures = [] if regularizer is None else regularizer.temperatures  # (H, positions) each
+    context = min(filter(None, [positions_of(model), *(one.shape[-1] for one in temperatures)]), default=None)
 
     def encode(text: str) -> list[int]:
         return tokenizer(text, add_special_tokens=False, verbose=False)["input_ids"]

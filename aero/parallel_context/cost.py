@@ -2,22 +2,20 @@
 
 from __future__ import annotations
 
-import json
 import re
-import subprocess
-import sys
 import time
+from concurrent.futures import ProcessPoolExecutor
+from multiprocessing import get_context
 from pathlib import Path
 from typing import Any
 
 import torch
 
-from aero.errors import UserError
 from aero.parallel_context.encoding import encode
 from aero.parallel_context.hugging_face import HuggingFaceModel
 
 
-def measure(folder: str, tokens: int, segments: int) -> dict[str, Any]:
+def measure(folder: Path, tokens: int, segments: int) -> dict[str, Any]:
     """Encode `tokens` random tokens in this process, on one thread, with the model of a folder.
 
     cpu_s: processor seconds; peak_bytes: peak memory beyond that after a short pass; attention_pairs: query-key pairs
@@ -42,20 +40,12 @@ def measure(folder: str, tokens: int, segments: int) -> dict[str, Any]:
     }
 
 
-def measure_in_new_process(*setting: object) -> dict[str, Any]:
-    """`measure` in a process of its own, so that its peak memory is its own. UserError if that fails."""
-    finished = subprocess.run(
-        [sys.executable, "-m", "aero.parallel_context.cost", *map(str, setting)], capture_output=True, text=True
-    )
-    if finished.returncode:
-        raise UserError(f"measuring {setting} failed: {finished.stderr.strip().splitlines()[-1:]}")
-    return json.loads(finished.stdout)
+def measure_in_new_process(folder: Path, tokens: int, segments: int) -> dict[str, Any]:
+    """`measure` in a process of its own, so that its peak memory is its own."""
+    with ProcessPoolExecutor(1, get_context("spawn")) as pool:
+        return pool.submit(measure, folder, tokens, segments).result()
 
 
 def _peak_memory() -> int:
     """Peak resident memory of this process in bytes; not of getrusage, which begins at the parent's."""
     return int(re.search(r"VmHWM:\s+(\d+)", Path("/proc/self/status").read_text(encoding="ascii"))[1]) * 1024
-
-
-if __name__ == "__main__":
-    print(json.dumps(measure(sys.argv[1], int(sys.argv[2]), int(sys.argv[3]))))

@@ -1,4 +1,4 @@
-"""A context encoded in P segments and read by a query, for every model that continues from cached keys and values.
+"""A context encoded in P segments and read by a query.
 
     [shared prefix] [segment 1] … [segment P] [query]
 
@@ -10,36 +10,15 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Protocol
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
 
-from aero.parallel_context.attention import QueryPass
-from aero.parallel_context.selection import PREFIX, Selection
+from aero.parallel_context.attention import PREFIX, Cache, QueryPass, Selection
 
-Cache = list[tuple[Tensor, Tensor]]
-"""Rotated keys, and values, of every layer: (B, H', n, d_k) each."""
-
-
-class Model(Protocol):
-    """A decoder with rotary positions. context: number of positions it was trained on."""
-
-    context: int
-
-    def forward(
-        self,
-        ids: Tensor,
-        positions: Tensor,
-        cache: Cache | None = None,
-        mask: Tensor | None = None,
-        query_pass: QueryPass | None = None,
-    ) -> tuple[Tensor, Cache]:
-        """Logits (B, m, V) of `ids` (B, m) at `positions` (m,) behind the n tokens of `cache`, and the longer cache.
-
-        mask: (m, n + m) bool instead of causal attention; query_pass: records, and may change, every layer's attention.
-        """
-        ...
+if TYPE_CHECKING:  # it needs transformers
+    from aero.parallel_context.hugging_face import HuggingFaceModel
 
 
 @dataclass(frozen=True)
@@ -96,7 +75,7 @@ def pack(queries: Sequence[tuple[Sequence[int], Sequence[int]]]) -> tuple[Tensor
 
 @torch.no_grad()
 def encode(
-    model: Model,
+    model: HuggingFaceModel,
     segments: Sequence[Tensor],
     prefix: Tensor | None = None,
     query: int = 0,
@@ -144,7 +123,7 @@ def encode(
 
 @torch.no_grad()
 def read(
-    model: Model,
+    model: HuggingFaceModel,
     encoded: Encoded,
     ids: Tensor,
     selection: Selection | None = None,

@@ -7,8 +7,7 @@ from typing import Any
 from torch import Tensor, nn
 from transformers import AttentionInterface, DynamicCache, PreTrainedModel
 
-from aero.parallel_context.attention import QueryPass, attend
-from aero.parallel_context.encoding import Cache
+from aero.parallel_context.attention import Cache, QueryPass, attend
 
 FAMILIES = ("llama", "mistral", "qwen2")
 """Supported values of `model_type`: rotary positions, no soft-capped logits, one kind of attention layer."""
@@ -48,6 +47,7 @@ AttentionInterface.register(IMPLEMENTATION, _attention)
 class HuggingFaceModel:
     """A Llama, Mistral or Qwen2 causal language model; its attention implementation is replaced for good.
 
+    context: number of positions it was trained on.
     ValueError for another family or an attention implementation that is not in REPLACEABLE.
     """
 
@@ -75,7 +75,10 @@ class HuggingFaceModel:
         mask: Tensor | None = None,
         query_pass: QueryPass | None = None,
     ) -> tuple[Tensor, Cache]:
-        """See `encoding.Model`."""
+        """Logits (B, m, V) of `ids` (B, m) at `positions` (m,) behind the n tokens of `cache`, and the longer cache.
+
+        mask: (m, n + m) bool instead of causal attention; query_pass: records, and may change, every layer's attention.
+        """
         past = DynamicCache()
         for layer, (key, value) in enumerate(cache or []):
             past.update(key, value, layer)

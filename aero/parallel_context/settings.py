@@ -6,8 +6,8 @@ from typing import Annotated, Literal
 
 from aero.config import Field, Parameters, Strict, ValidationError
 from aero.errors import UserError
+from aero.parallel_context.attention import Aggregation, Selection
 from aero.parallel_context.measure import Block
-from aero.parallel_context.selection import Aggregation, Selection
 
 Kind = Literal["lm", "icl", "rag", "synthetic"]
 Positive = Annotated[int, Field(ge=1)]

@@ -48,10 +48,8 @@ class Context:
 
     def segments(self, count: int) -> list[list[int]]:
         """The units in `count` segments of equal numbers, or with one more in the first ones."""
-        share, more = divmod(len(self.units), count)
-        ends = itertools.accumulate(share + (segment < more) for segment in range(count))
-        bounds = itertools.pairwise([0, *ends])
-        return [list(itertools.chain.from_iterable(self.units[a:b])) for a, b in bounds]
+        parts = np.array_split(np.arange(len(self.units)), count)
+        return [[token for unit in part for token in self.units[unit]] for part in parts]
 
 
 @dataclass(frozen=True)

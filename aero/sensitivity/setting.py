@@ -7,7 +7,7 @@ Symbols: L layers, D width, N tokens (the last one is the query), d dimensions o
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
@@ -92,27 +92,22 @@ def sequences(dimensions: int, count: int, generator: torch.Generator) -> tuple[
     return tokens, y[:, -1]
 
 
-class Batches:
-    """Training batches of K seeds: tokens (K, B, N, d + 1) and targets (K, B).
+def draw_batches(
+    setting: Setting, seeds: Sequence[int], dtype: torch.dtype = torch.float32
+) -> Iterator[tuple[Tensor, Tensor]]:
+    """Training batches of K seeds without end: tokens (K, B, N, d + 1) and targets (K, B).
 
     They depend on the seed alone: every learning rate and every core of one seed sees the same batches.
     """
+    generators = [torch.Generator().manual_seed(2 * seed + 1) for seed in seeds]
 
-    def __init__(self, setting: Setting, seeds: Sequence[int], dtype: torch.dtype = torch.float32) -> None:
-        self._setting, self._dtype, self._step = setting, dtype, 0
-        self._generators = [torch.Generator().manual_seed(2 * seed + 1) for seed in seeds]
-        self._set = self._draw(TRAINING_SET) if setting.data == "set" else None
-
-    def _draw(self, count: int) -> tuple[Tensor, Tensor]:
-        drawn = [sequences(self._setting.dimensions, count, generator) for generator in self._generators]
-        tokens, targets = (torch.stack(parts).to(self._dtype) for parts in zip(*drawn, strict=True))
+    def draw(count: int) -> tuple[Tensor, Tensor]:
+        drawn = [sequences(setting.dimensions, count, generator) for generator in generators]
+        tokens, targets = (torch.stack(parts).to(dtype) for parts in zip(*drawn, strict=True))
         return tokens, targets
 
-    def next(self) -> tuple[Tensor, Tensor]:
-        batch = self._setting.batch
-        if self._set is None:
-            return self._draw(batch)
-        start = self._step * batch % TRAINING_SET
-        self._step += 1
-        tokens, targets = (x[:, start : start + batch] for x in self._set)
-        return tokens, targets
+    while setting.data == "fresh":
+        yield draw(setting.batch)
+    tokens, targets = draw(TRAINING_SET)
+    while True:
+        yield from zip(tokens.split(setting.batch, 1), targets.split(setting.batch, 1), strict=True)

@@ -22,7 +22,7 @@ from aero.attention_kernels import (
     row_entropy,
 )
 from aero.attention_kernels import sigma_reparam as reparametrise
-from aero.sensitivity.setting import LAYERS, Batches, Setting
+from aero.sensitivity.setting import LAYERS, Setting, draw_batches
 
 FIRST_ITERATIONS = 30
 """Power iterations at initialisation; one a step follows."""
@@ -202,14 +202,13 @@ def train(
 
     A training ends with its first loss that is not finite. observe_at: steps before which attention is measured.
     """
-    stack, batches, shape = Stack(core, setting, rates, seeds, dtype), Batches(setting, seeds, dtype), (-1, len(seeds))
+    stack, shape = Stack(core, setting, rates, seeds, dtype), (-1, len(seeds))
     untrained = Stack(core, setting, rates[:1], seeds, dtype)
     alive = torch.arange(len(stack.rates))
     losses = torch.full((setting.steps, len(alive)), torch.nan, dtype=dtype)
     norms, observed_at, observed = losses.clone(), [], []
     untrained_losses, zero_losses = torch.empty(2, setting.steps, len(seeds), dtype=dtype)
-    for step in range(setting.steps):
-        tokens, targets = batches.next()
+    for step, (tokens, targets) in zip(range(setting.steps), draw_batches(setting, seeds, dtype), strict=False):
         with torch.no_grad():
             untrained_losses[step] = untrained.losses(tokens, targets)
             zero_losses[step] = targets.square().mean(-1)

@@ -31,24 +31,21 @@ def _with_error(sample: sampling.Sample, *names: str) -> Row:
     return {key: value for name in names for key, value in zip((name, f"{name}_error"), sample[name], strict=True)}
 
 
-def tables(settings: SensitivityTheoryParameters) -> dict[str, list[Row]]:
-    """Every table of theory.jsonl by name."""
+def results(settings: SensitivityTheoryParameters) -> tuple[dict[str, list[Row]], dict[str, Any]]:
+    """Every table of theory.jsonl by name, and the small results of theory.json."""
     controlled, weights = controlled_rows(settings)
-    return {
+    rows, means = dirichlet_rows(settings)
+    tables = {
         "softmax": softmax_rows(settings),
         "curves": curve_rows(settings),
         "relu": relu_rows(settings),
         "controlled": controlled,
         "weights": weights,
         "bounds": bound_rows(),
-        "dirichlet": dirichlet_rows(settings)[0],
+        "dirichlet": rows,
     }
-
-
-def summary(settings: SensitivityTheoryParameters) -> dict[str, Any]:
-    """The small results of theory.json."""
-    return {
-        "dirichlet": dirichlet_rows(settings)[1],
+    return tables, {
+        "dirichlet": means,
         "layernorm": layernorm_rows(settings),
         "least_entropy": least_entropy_rows(),
         "matrices": matrix_rows(SMALL_POSITIONS),

@@ -4,9 +4,9 @@ import pytest
 import torch
 from tiny_models import CONTEXT, HUGGING_FACE, hugging_face, ids, made
 
+from aero.parallel_context.attention import AGGREGATIONS, Selection
 from aero.parallel_context.encoding import encode, pack, read
 from aero.parallel_context.hugging_face import HuggingFaceModel
-from aero.parallel_context.selection import AGGREGATIONS, Selection
 
 
 @pytest.fixture(scope="module", params=HUGGING_FACE)

@@ -12,12 +12,13 @@ from tiny_models import VOCABULARY, hugging_face, ids
 from transformers import AutoModelForCausalLM
 
 from aero.config import load
+from aero.data.base import sha256_of
 from aero.errors import UserError
 from aero.parallel_context import pretrained, tasks
+from aero.parallel_context.attention import Selection
 from aero.parallel_context.encoding import encode, read
 from aero.parallel_context.hugging_face import HuggingFaceModel
 from aero.parallel_context.measure import PARTS, Block, rows_of
-from aero.parallel_context.selection import Selection
 from aero.parallel_context.settings import settings
 from aero.parallel_context.tasks import TASKS, Context
 from stages import keep, parallel_context, parallel_context_cost
@@ -173,7 +174,7 @@ def test_time_and_memory(llama, tmp_path, monkeypatch):
 def test_one_segment_of_smollm2_equals_full_attention(tmp_path):
     """In double precision, so that the comparison is of the method and not of rounding."""
     folder = pretrained.smollm2(tmp_path / "smollm2")
-    assert json.loads((folder / "source.json").read_text())["sha256"] == pretrained.sha256(folder / "model.safetensors")
+    assert json.loads((folder / "source.json").read_text())["sha256"] == sha256_of(folder / "model.safetensors")
     plain = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float64)
     tokens = torch.arange(1000, 1150)[None]
     expected = plain(tokens).logits[:, 100:]

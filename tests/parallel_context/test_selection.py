@@ -5,8 +5,7 @@ import itertools
 import pytest
 import torch
 
-from aero.parallel_context.attention import QueryPass
-from aero.parallel_context.selection import PREFIX, Selection, aggregate, chosen, group_scores, visible
+from aero.parallel_context.attention import PREFIX, QueryPass, Selection, aggregate, chosen, group_scores, visible
 
 GROUPS = torch.tensor([PREFIX, 0, 0, 0, 1, 1, 2, PREFIX])
 

@@ -18,7 +18,7 @@ from aero.sensitivity.metric import (
     sensitivity_of_means,
     trained_decades,
 )
-from aero.sensitivity.setting import LAYERS, TOKENS, Batches, Setting, learning_rates, sequences
+from aero.sensitivity.setting import LAYERS, TOKENS, Setting, draw_batches, learning_rates, sequences
 from aero.sensitivity.stacked import FIRST_ITERATIONS, Stack, initial, train
 
 SETTING = Setting("x3+y", True, "slot", "linear", 8, "fresh", "mean", 8)
@@ -37,9 +37,9 @@ def train_single(core, setting, rate, seed):
     if core.reparametrised:
         vectors = [sigma_reparam(w, g, v, FIRST_ITERATIONS)[1] for w, g, v in zip(weights, sigma, vectors, strict=True)]
     optimizer = torch.optim.SGD([*weights, *gains, *sigma, *ends.values()], lr=rate)
-    batches, losses = Batches(setting, [seed], torch.float64), []
+    batches, losses = draw_batches(setting, [seed], torch.float64), []
     for _ in range(setting.steps):
-        (x,), (targets,) = batches.next()
+        (x,), (targets,) = next(batches)
         if "embedding" in ends:
             x = x @ ends["embedding"]
         for layer in range(LAYERS):
@@ -105,11 +105,11 @@ def test_task_is_linear_regression_with_the_last_label_hidden():
 
 
 def test_batches_depend_on_the_seed_alone():
-    fresh, same = Batches(SETTING, [4, 5]), Batches(SETTING, [5])
-    first, second = fresh.next()[0], fresh.next()[0]
-    assert not torch.equal(first, second) and torch.equal(first[1], same.next()[0][0])
-    batches = Batches(replace(SETTING, data="set", batch=64), [4, 5])
-    drawn = [batches.next()[0] for _ in range(8)]
+    fresh, same = draw_batches(SETTING, [4, 5]), draw_batches(SETTING, [5])
+    first, second = next(fresh)[0], next(fresh)[0]
+    assert not torch.equal(first, second) and torch.equal(first[1], next(same)[0][0])
+    batches = draw_batches(replace(SETTING, data="set", batch=64), [4, 5])
+    drawn = [next(batches)[0] for _ in range(8)]
     assert all(torch.equal(drawn[i], drawn[i + 4]) for i in range(4)) and not torch.equal(drawn[0], drawn[1])
 
 
@@ -123,8 +123,8 @@ def test_initial_losses_are_of_the_training_batches():
     for found in (trained, diverged):
         torch.testing.assert_close(found.untrained_losses[:, 1], still)
         torch.testing.assert_close(found.untrained_losses[0], found.losses[0, 0])
-    batches = Batches(SETTING, SEEDS, torch.float64)
-    zero = torch.stack([batches.next()[1].square().mean(1) for _ in range(25)])
+    batches = draw_batches(SETTING, SEEDS, torch.float64)
+    zero = torch.stack([next(batches)[1].square().mean(1) for _ in range(25)])
     torch.testing.assert_close(trained.zero_losses, zero)
 
 
@@ -132,10 +132,10 @@ def test_step_treats_gamma_by_core():
     """From gamma = 5: weight clipping sets it to 1, gradient clipping bounds how far it moves, freedom does neither."""
     moved = {}
     for name in ("qk_layernorm", "qk_layernorm_free", "qk_layernorm_gradient_clip"):
-        stack, batches = Stack(CORES[name], SETTING, (1.0,), (0,), torch.float32), Batches(SETTING, (0,))
+        stack, batches = Stack(CORES[name], SETTING, (1.0,), (0,), torch.float32), draw_batches(SETTING, (0,))
         stack.parameters["gains"].fill_(5.0)
         stack.parameters["weights"] *= 4
-        stack.step(*batches.next())
+        stack.step(*next(batches))
         moved[name] = (stack.parameters["gains"] - 5).norm(dim=-1)
     assert (moved["qk_layernorm"] >= 2 * 4 - 1e-5).all()
     assert moved["qk_layernorm_free"].max() > 1.5 and moved["qk_layernorm_gradient_clip"].max() <= 1 + 1e-5
@@ -145,7 +145,7 @@ def test_step_treats_gamma_by_core():
 def test_attention_statistics_of_uniform_attention():
     stack = Stack(CORES["softmax"], SETTING, RATES, SEEDS, torch.float32)
     stack.parameters["weights"].zero_()
-    seen = stack.attention_statistics(Batches(SETTING, SEEDS).next()[0])
+    seen = stack.attention_statistics(next(draw_batches(SETTING, SEEDS))[0])
     torch.testing.assert_close(seen["entropy"], torch.full((6, 5), math.log(TOKENS)))
     torch.testing.assert_close(seen["frobenius"], torch.ones(6, 5))
     assert (seen["variance"] == 0).all()

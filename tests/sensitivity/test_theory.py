@@ -215,7 +215,7 @@ def test_tables_and_summary_are_complete() -> None:
         },
         dirichlet={"positions": 20, "alphas": (0.1, 0.001), "rows": 50},
     )
-    tables, summary = theory_checks.tables(settings), theory_checks.summary(settings)
+    tables, summary = theory_checks.results(settings)
     for line in tables["softmax"]:
         assert abs(line["entropy"] - line["entropy_quadrature"]) < 4.5 * line["entropy_error"]
         assert abs(line["slope"] - line["slope_quadrature"]) < 4.5 * line["slope_error"] + 1e-3

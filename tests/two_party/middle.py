@@ -1,10 +1,40 @@
-"""A man in the middle of a connection, who can change a byte of it or hold everything back."""
+"""Ends and middles of connections: an echo, and a man in the middle who changes a byte or holds everything back."""
 
 from __future__ import annotations
 
 import contextlib
 import socket
 import threading
+import time
+from collections.abc import Callable
+
+
+def wait_until(condition: Callable[[], object], within_s: float = 5.0) -> bool:
+    """Whether the condition holds within that time."""
+    deadline = time.monotonic() + within_s
+    while not (holds := condition()) and time.monotonic() < deadline:
+        time.sleep(0.01)
+    return bool(holds)
+
+
+class Echo:
+    """A listener at `address` that sends back what it gets until the other end stops sending."""
+
+    def __init__(self) -> None:
+        self.socket = socket.create_server(("127.0.0.1", 0))
+        self.address = f"127.0.0.1:{self.socket.getsockname()[1]}"
+        threading.Thread(target=self.serve, daemon=True).start()
+
+    def serve(self) -> None:
+        with contextlib.suppress(OSError):
+            while True:
+                connection, _ = self.socket.accept()
+                threading.Thread(target=self.answer, args=(connection,), daemon=True).start()
+
+    def answer(self, connection: socket.socket) -> None:
+        with connection, contextlib.suppress(OSError):
+            while data := connection.recv(1 << 16):
+                connection.sendall(data)
 
 
 class Middle:

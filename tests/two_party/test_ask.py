@@ -26,6 +26,7 @@ import numpy as np
 import pytest
 import torch
 from made_models import random_model, torch_logits
+from middle import wait_until
 from tiny_hugging_face import save_with_tokenizer, tiny
 
 from aero import checkpoint, cli
@@ -153,10 +154,7 @@ def own_parties():
 
 
 def wait_until_gone(pids, within_s):
-    until = time.monotonic() + within_s
-    while any(Path(f"/proc/{pid}").exists() for pid in pids):
-        assert time.monotonic() < until
-        time.sleep(0.05)
+    assert wait_until(lambda: not any(Path(f"/proc/{pid}").exists() for pid in pids), within_s)
 
 
 def test_a_server_survives_killed_processes_and_answers(path, certificates, model, capsys):
@@ -465,25 +463,26 @@ def needed(description, length, past=None):
 
 
 def test_rounds_are_composed_or_unknown(tmp_path, description, monkeypatch):
-    assert asking._rounds(description, 8, 1, False, tmp_path)[0] is None
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(cost_model, "ROOT", tmp_path)
+    assert asking._rounds(description, 8, 1, False)[0] is None
     passes = [needed(description, length) for length in (8, 9)]
     row = needed(description, 1, CONTEXT - 1)
     every = sorted({(one.name, one.shape) for counts in (*passes, row) for one, _ in counts})
     rows = [measured(*one, 2.0) for one in every]
     save(tmp_path, [*rows, *(measured(*one, 50.0, "cheetah-FM64-18-lsb_error") for one in every)])
     expected = 2 * sum(count for counts in passes for _, count in counts)
-    assert asking._rounds(description, 8, 2, False, tmp_path) == (expected, None)
+    assert asking._rounds(description, 8, 2, False) == (expected, None)
     cached = 2 * sum(count for counts in (passes[0], row, row) for _, count in counts)
-    assert asking._rounds(description, 8, 3, True, tmp_path) == (cached, None)
+    assert asking._rounds(description, 8, 3, True) == (cached, None)
     # A client on another host may be in any folder: the costs are then those beside the package.
     (tmp_path / "elsewhere").mkdir()
     monkeypatch.chdir(tmp_path / "elsewhere")
-    monkeypatch.setattr(cost_model, "ROOT", tmp_path)
     assert asking._rounds(description, 8, 2, False) == (expected, None)
     save(tmp_path, [row for row in rows if row.op != "inverse_sums"])
-    assert asking._rounds(description, 8, 2, False, tmp_path) == (None, "the rounds of inverse_sums were not measured")
+    assert asking._rounds(description, 8, 2, False) == (None, "the rounds of inverse_sums were not measured")
     save(tmp_path, [measured(*one, math.nan) for one in every])
-    rounds, unknown = asking._rounds(description, 8, 1, False, tmp_path)
+    rounds, unknown = asking._rounds(description, 8, 1, False)
     assert rounds is None and re.fullmatch(r"the rounds of \S+ were not measured", unknown)
 
 

@@ -65,10 +65,10 @@ def test_a_smaller_operation_keeps_the_protocol(whole, small):
 
 
 def test_a_refill_is_distinguished_from_a_large_operation():
-    quiet = Profile(2_000_000, 3_000_000, 20, 20, 1.0, ())
+    quiet = Profile(2_000_000, 3_000_000, 20, 20, 1.0)
     assert not refilled(quiet)
     assert refilled(dataclasses.replace(quiet, messages_sent=1300, messages_received=1300))
-    assert not refilled(Profile(200_000_000, 100_000_000, 1300, 1300, 1.0, ()))
+    assert not refilled(Profile(200_000_000, 100_000_000, 1300, 1300, 1.0))
 
 
 @pytest.fixture

@@ -16,11 +16,12 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from clear_text import STEP, found_in_memory, occurrences, unprotected
+from middle import wait_until
 
-from aero.two_party.runtime import engine, fork_server, parties
+from aero.two_party.runtime import engine, parties, processes
 from aero.two_party.runtime.addresses import free_address
 from aero.two_party.runtime.parties import CLIENT, SERVER, Relay, Settings, TwoPartyError, run_parties, run_party
-from aero.two_party.runtime.party_process import end_with_parent
+from aero.two_party.runtime.processes import end_with_parent
 from aero.two_party.runtime.profile import check_pair
 
 N = 64
@@ -251,12 +252,7 @@ def runs(pid):
 
 def gone(folder, within_s=0.0):
     """Whether both party processes have ended, after at most `within_s` seconds."""
-    deadline = time.monotonic() + within_s
-    while any(runs(Path(folder, name).read_text()) for name in ("client", "server")):
-        if time.monotonic() > deadline:
-            return False
-        time.sleep(0.05)
-    return True
+    return wait_until(lambda: not any(runs(Path(folder, name).read_text()) for name in ("client", "server")), within_s)
 
 
 @pytest.mark.parametrize(
@@ -352,19 +348,18 @@ def test_a_task_that_cannot_be_imported_is_refused():
 
 PARENT = """
 import itertools, multiprocessing, os, sys, time
-from aero.two_party.runtime import fork_server
-from aero.two_party.runtime.party_process import end_with_parent
+from aero.two_party.runtime import processes
 
 def party(path):
-    end_with_parent()
+    processes.end_with_parent()
     open(path, "w").write(str(os.getpid()))
     sum(itertools.repeat(0))  # no other thread of this process gets its turn again
 
 if __name__ == "__main__":
-    fork_server.PRELOADED = ()
-    context = multiprocessing.get_context(fork_server.start_method())
+    processes.PRELOADED = ()
+    context = multiprocessing.get_context("forkserver")
     for path in sys.argv[1:]:
-        fork_server.start(context.Process(target=party, args=(path,)), "party")
+        processes.start(context.Process(target=party, args=(path,)), "party")
     time.sleep(60)
 """
 
@@ -375,10 +370,7 @@ def test_no_orphans_when_the_parent_is_killed(tmp_path):
     files = [tmp_path / name for name in ("client", "server")]
     environment = os.environ | {"PYTHONPATH": str(Path(__file__).resolve().parents[2])}
     with subprocess.Popen([sys.executable, tmp_path / "parent.py", *files], env=environment) as parent:
-        deadline = time.monotonic() + 60
-        while not all(file.exists() and file.read_text() for file in files) and time.monotonic() < deadline:
-            assert parent.poll() is None
-            time.sleep(0.1)
+        assert wait_until(lambda: parent.poll() or all(file.exists() and file.read_text() for file in files), 60)
         assert not gone(tmp_path)
         parent.kill()
     assert gone(tmp_path, within_s=3.0)
@@ -392,16 +384,16 @@ def inspect(connection):
     end_with_parent()
     server = os.getppid()
     threads = len(os.listdir(f"/proc/{server}/task"))
-    connection.send((server, threads, sys.argv, {name for name in fork_server.PRELOADED if name in sys.modules}))
+    connection.send((server, threads, sys.argv, {name for name in processes.PRELOADED if name in sys.modules}))
     if connection.poll(60):
         connection.recv()
 
 
 def start_one():
-    context = multiprocessing.get_context(fork_server.start_method())
+    context = multiprocessing.get_context("forkserver")
     ours, theirs = context.Pipe()
     process = context.Process(target=inspect, args=(theirs,))
-    fork_server.start(process, "client")
+    processes.start(process, "client")
     theirs.close()
     return process, ours
 
@@ -413,7 +405,7 @@ def test_a_party_starts_with_code_and_no_data(monkeypatch):
     process, connection = start_one()
     server, threads, arguments, modules = connection.recv()
     assert threads == 1  # with more, a fork could wait for ever for a lock that another thread held
-    assert modules == set(fork_server.PRELOADED) and arguments == ["aero"]
+    assert modules == set(processes.PRELOADED) and arguments == ["aero"]
     places = {"asking": os.getpid(), "fork server": server, "party": process.pid}
     found = {name: found_in_memory(pid, {"prompt": prompt.encode()})[0] for name, pid in places.items()}
     assert found == {"asking": {"prompt"}, "fork server": set(), "party": set()}
@@ -425,7 +417,7 @@ def test_a_party_starts_with_code_and_no_data(monkeypatch):
 def test_a_renewed_fork_server_is_another_process_and_its_parties_have_ended():
     process, connection = start_one()
     server = connection.recv()[0]
-    fork_server.renew()
+    processes.renew()
     process.join(10)
     assert process.exitcode is not None and not runs(server)
     process, connection = start_one()

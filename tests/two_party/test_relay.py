@@ -8,31 +8,10 @@ import threading
 import time
 
 import pytest
+from middle import Echo
 
 from aero.two_party.runtime.relay import Relay
-from aero.two_party.runtime.settings import CLIENT, SERVER, TwoPartyError
-
-
-class Echo:
-    """A listener that sends back what it gets until the other end stops sending."""
-
-    def __init__(self):
-        self.socket = socket.create_server(("127.0.0.1", 0))
-        self.address = f"127.0.0.1:{self.socket.getsockname()[1]}"
-        threading.Thread(target=self.serve, daemon=True).start()
-
-    def serve(self):
-        while True:
-            try:
-                connection, _ = self.socket.accept()
-            except OSError:
-                return
-            threading.Thread(target=self.answer, args=(connection,), daemon=True).start()
-
-    def answer(self, connection):
-        while data := connection.recv(1 << 16):
-            connection.sendall(data)
-        connection.shutdown(socket.SHUT_WR)
+from aero.two_party.runtime.settings import CLIENT, SERVER
 
 
 @pytest.fixture
@@ -63,7 +42,7 @@ def round_trip(door, data):
         return time.monotonic() - start, bytes(got)
 
 
-def test_bytes_pass_unchanged_and_are_counted_and_recorded_by_direction(echoes):
+def test_bytes_pass_unchanged_and_are_recorded_by_direction(echoes):
     relay = Relay(record=True)
     doors = relay.open([echo.address for echo in echoes])
     data = os.urandom(3_000_000)
@@ -71,11 +50,11 @@ def test_bytes_pass_unchanged_and_are_counted_and_recorded_by_direction(echoes):
     assert round_trip(doors[CLIENT], data[:1000])[1] == data[:1000]
     relay.close()
     assert relay.recorded == (data + data[:1000], data + data[:1000])
-    assert relay.forwarded == (3_001_000, 3_001_000)
 
 
 def test_delay_is_one_way_and_can_be_set_while_running(echoes):
-    relay = Relay(0.1)
+    relay = Relay()
+    relay.delay_s = 0.1
     doors = relay.open([echo.address for echo in echoes])
     try:
         assert 0.2 <= round_trip(doors[SERVER], b"x")[0] < 0.5
@@ -89,7 +68,8 @@ def test_delay_is_one_way_and_can_be_set_while_running(echoes):
 
 def test_rate_holds_for_all_connections_of_a_direction_together(echoes):
     """2 x 1 MB at 2 MB/s take 1 s to leave and the echo's last piece little more; alone, 1 MB takes half of that."""
-    relay = Relay(0.0, 2e6)
+    relay = Relay()
+    relay.bandwidth_bytes = 2e6
     doors = relay.open([echo.address for echo in echoes])
     try:
         assert 0.5 <= round_trip(doors[SERVER], bytes(1_000_000))[0] < 1.0
@@ -110,7 +90,7 @@ def test_rate_holds_for_all_connections_of_a_direction_together(echoes):
 def test_the_end_of_a_connection_and_an_absent_target_are_passed_on(echoes):
     with socket.socket() as unused:
         unused.bind(("127.0.0.1", 0))
-        relay = Relay(0.01)
+        relay = Relay()
         doors = relay.open([f"127.0.0.1:{unused.getsockname()[1]}", echoes[1].address])
         try:
             with dial(doors[SERVER]) as connection:
@@ -124,21 +104,9 @@ def test_the_end_of_a_connection_and_an_absent_target_are_passed_on(echoes):
             relay.close()
 
 
-def test_closing_frees_the_ports_and_the_relay_can_open_again(echoes):
-    relay, targets = Relay(), [echo.address for echo in echoes]
-    doors = relay.open(targets)
-    with pytest.raises(TwoPartyError, match="already in use"):
-        relay.open(targets)
+def test_closing_frees_the_ports(echoes):
+    relay = Relay()
+    doors = relay.open([echo.address for echo in echoes])
     relay.close()
     with pytest.raises(OSError):
         dial(doors[SERVER])
-    doors = relay.open(targets)
-    assert round_trip(doors[SERVER], b"again")[1] == b"again"
-    relay.close()
-    relay.close()
-
-
-@pytest.mark.parametrize("delay, rate", [(-0.1, None), (61, None), (float("nan"), None), (0, 0), (0, -5)])
-def test_impossible_delays_and_rates_are_refused(delay, rate):
-    with pytest.raises(ValueError, match="delay_s|bandwidth_bytes"):
-        Relay(delay, rate)

@@ -16,6 +16,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from made_models import random_model
+from middle import wait_until
 
 from aero.architecture import parse
 from aero.model import ModelConfig
@@ -87,9 +88,7 @@ def connect(address, contexts, wait_s=30.0):
 
 def said(lines, count):
     """The lines, once there are as many: the server's comes a moment after the client's answer."""
-    deadline = time.monotonic() + 5
-    while len(lines) < count and time.monotonic() < deadline:
-        time.sleep(0.01)
+    wait_until(lambda: len(lines) >= count)
     return lines
 
 
@@ -128,10 +127,7 @@ def test_silent_connections_delay_nobody(served, contexts):
     assert ask(connect(address, contexts), 3) == [3]
     assert time.monotonic() - began < 0.8 * listener.HANDSHAKE_S
     assert quiet[0].recv(10) == b"" == quiet[1].recv(10)
-    deadline = time.monotonic() + 5
-    while sum("too many clients" in line for line in lines) < 2 and time.monotonic() < deadline:
-        time.sleep(0.01)
-    assert sum("too many clients" in line for line in lines) == 2
+    assert wait_until(lambda: sum("too many clients" in line for line in lines) == 2)
     for connection in quiet:
         connection.close()
 

@@ -20,7 +20,7 @@ from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from middle import Middle
+from middle import Echo, Middle, wait_until
 
 from aero.two_party.runtime import addresses
 from aero.two_party.runtime.settings import TwoPartyError
@@ -77,25 +77,6 @@ def joined(server_context=None, client_context=None, through=None, at="127.0.0.1
     thread.join(30)
     listener.close()
     return found["server"], client
-
-
-class Echo:
-    """A local party's port: sends back what it gets."""
-
-    def __init__(self):
-        self.socket = socket.create_server(("127.0.0.1", 0))
-        self.address = f"127.0.0.1:{self.socket.getsockname()[1]}"
-        threading.Thread(target=self.serve, daemon=True).start()
-
-    def serve(self):
-        while True:
-            connection, _ = self.socket.accept()
-            threading.Thread(target=self.answer, args=(connection,), daemon=True).start()
-
-    def answer(self, connection):
-        with connection, contextlib.suppress(OSError):
-            while data := connection.recv(1 << 16):
-                connection.sendall(data)
 
 
 def connect(address):
@@ -166,9 +147,7 @@ def test_a_connection_to_a_party_that_does_not_listen_yet_is_closed():
 
 
 def failure(tunnel, within_s=3.0):
-    deadline = time.monotonic() + within_s
-    while tunnel.failure is None and time.monotonic() < deadline:
-        time.sleep(0.01)
+    wait_until(lambda: tunnel.failure is not None, within_s)
     return tunnel.failure
 
 
@@ -226,9 +205,7 @@ def test_a_garbled_byte_is_never_passed_on(folders, secure, said):
     server.carry(Sink().address)
     with connect(client.carry(Echo().address)) as connection:
         connection.sendall(b"a" * 100_000)
-        deadline = time.monotonic() + 5
-        while len(b"".join(got)) < 100_000 and time.monotonic() < deadline:
-            time.sleep(0.01)
+        wait_until(lambda: len(b"".join(got)) == 100_000)
         middles[0].garble()
         connection.sendall(b"a" * 100_000)
         assert re.search(said, failure(server))
@@ -514,10 +491,7 @@ def test_a_peer_that_sends_too_much_or_malformed_frames(sent, said):
         threading.Thread(target=send, args=(client, sent), daemon=True).start()
         assert re.search(said, failure(server, 10))
         assert descriptors() < before + 3 * tunnel.CHANNELS + 20
-    deadline = time.monotonic() + 5
-    while descriptors() > before + 1 and time.monotonic() < deadline:  # the echo's own socket stays
-        time.sleep(0.05)
-    assert descriptors() <= before + 1
+    assert wait_until(lambda: descriptors() <= before + 1)  # the echo's own socket stays
 
 
 FRAMES = st.builds(frame, st.integers(0, 4), st.integers(0, 3), st.binary(max_size=40))
@@ -532,10 +506,7 @@ def test_any_frames_end_in_one_line_and_leave_nothing_open(frames):
         send(client, b"".join(frames))
         client.shutdown(socket.SHUT_WR)
         assert "\n" not in failure(server, 10)
-    deadline = time.monotonic() + 5
-    while descriptors() > before + 1 and time.monotonic() < deadline:
-        time.sleep(0.01)
-    assert descriptors() <= before + 1
+    assert wait_until(lambda: descriptors() <= before + 1)
 
 
 def test_nothing_is_kept_of_channels_that_have_ended():
@@ -546,7 +517,4 @@ def test_nothing_is_kept_of_channels_that_have_ended():
             whole = frame(tunnel.DATA, channel, b"x") + frame(tunnel.END, channel)
             client.sendall(frame(tunnel.OPEN, channel) + whole)
             assert heard.read(len(whole)) == whole
-        deadline = time.monotonic() + 5
-        while server._writers and time.monotonic() < deadline:
-            time.sleep(0.01)
-        assert server.failure is None and not (server._writers or server._ended or server._half_closed)
+        assert wait_until(lambda: not server._writers) and server.failure is None and not server._ended

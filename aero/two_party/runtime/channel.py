@@ -21,11 +21,6 @@ from aero.two_party.runtime.settings import CLIENT, FIELD_BITS, NAMES, SERVER, S
 
 RETRY_INTERVAL_S = 0.2
 MAX_CHUNKS = 4096
-_DTYPES = {
-    **{"I1": "bool", "I8": "int8", "U8": "uint8", "I16": "int16", "U16": "uint16", "I32": "int32", "U32": "uint32"},
-    **{"I64": "int64", "U64": "uint64", "F16": "float16", "F32": "float32", "F64": "float64"},
-}
-"""NumPy types by SPU's names of types."""
 
 
 class Channel:
@@ -148,17 +143,16 @@ class StepMessages:
         return message
 
     def profile(self) -> Profile:
-        return Profile(sum(self._sent), sum(self._received), len(self._sent), len(self._received), 0.0, ())
+        return Profile(sum(self._sent), sum(self._received), len(self._sent), len(self._received), 0.0)
 
 
 def numpy_type(meta: Any) -> np.dtype:
     """The NumPy type of a value by SPU's metadata; ValueError if it has none."""
-    from spu import libspu
-
-    for name, dtype in _DTYPES.items():
-        if meta.data_type == getattr(libspu.DataType, f"DT_{name}"):
-            return np.dtype(dtype)
-    raise ValueError(f"SPU made a value of type {meta.data_type}, which has no NumPy type")
+    name = meta.data_type.name  # such as DT_F32
+    try:
+        return np.dtype(bool if name == "DT_I1" else {"I": "int", "U": "uint", "F": "float"}[name[3]] + name[4:])
+    except (KeyError, TypeError):
+        raise ValueError(f"SPU made a value of type {name}, which has no NumPy type") from None
 
 
 def _chunk_count(head: bytes, name: str, shape: tuple[int, ...], dtype: np.dtype) -> int:

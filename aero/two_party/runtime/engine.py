@@ -56,16 +56,14 @@ class Engine:
         with channel.step("setting up the protocol"):
             self._runtime = spu.Runtime(link, config)
         self.io = spu.Io(link.world_size, config)
-        self.compiled: dict[tuple, tuple[str, bytes]] = {}
+        self.compiled: dict[tuple, Any] = {}
 
     def store(self, name: str, share: Any) -> None:
-        with self._channel.step(f"storing {name}"):
-            self._runtime.set_var(name, share)
+        self._runtime.set_var(name, share)
 
     def share(self, name: str) -> Any:
         """This party's share of a variable."""
-        with self._channel.step(f"reading {name}"):
-            return self._runtime.get_var(name)
+        return self._runtime.get_var(name)
 
     def delete(self, name: str) -> None:
         self._runtime.del_var(name)
@@ -77,48 +75,41 @@ class Engine:
     def run(
         self, function: Callable[..., Any], arguments: tuple[Described, ...], inputs: Sequence[str], outputs: list[str]
     ) -> Profile:
-        """Compute `outputs` = function(*inputs) in one run; arguments: what each input is."""
+        """Compute `outputs` = function(*inputs) in one run; arguments: what each input is.
+
+        ValueError for a wrong number of outputs.
+        """
         from spu import libspu
 
-        name, code = self._compile(function, arguments, len(outputs))
-        executable = libspu.Executable(name=name, input_names=list(inputs), output_names=outputs, code=code)
+        made = self._compile(function, arguments)
+        if (count := len(made.output_names)) != len(outputs):
+            raise ValueError(f"{made.name} gives {count} arrays, but {len(outputs)} outputs are named")
+        executable = libspu.Executable(name=made.name, input_names=list(inputs), output_names=outputs, code=made.code)
         start = os.fstat(self._log).st_size
-        with self._channel.step(f"running {name}"):
+        with self._channel.step(f"running {made.name}"):
             self._runtime.run(executable)
         return read_profile(self._log, start)
 
-    def _compile(
-        self, function: Callable[..., Any], arguments: tuple[Described, ...], outputs: int
-    ) -> tuple[str, bytes]:
-        """(name, code), compiled once for each function and shapes. ValueError for a wrong number of outputs."""
+    def _compile(self, function: Callable[..., Any], arguments: tuple[Described, ...]) -> Any:
+        """SPU's executable, compiled once for each function and shapes."""
         import jax
         from spu import libspu
         from spu.utils import frontend
 
-        key = (function, arguments, outputs)
-        if key not in self.compiled:
+        if (function, arguments) not in self.compiled:
             options = libspu.CompilerOptions()
             options.enable_optimize_denominator_with_broadcast = self._settings.broadcast_denominator
-            results: list[int] = []
-
-            def output_names(flat: list) -> list[str]:
-                results.append(len(flat))
-                return [f"output{i}" for i in range(len(flat))]
-
-            executable, _ = frontend.compile(
+            self.compiled[function, arguments], _ = frontend.compile(
                 frontend.Kind.JAX,
                 function,
                 [jax.ShapeDtypeStruct(one.shape, one.dtype) for one in arguments],
                 {},
                 [f"input{i}" for i in range(len(arguments))],
                 [libspu.Visibility.VIS_PUBLIC if one.public else libspu.Visibility.VIS_SECRET for one in arguments],
-                output_names,
+                lambda flat: [f"output{i}" for i in range(len(flat))],
                 copts=options,
             )
-            if results != [outputs]:
-                raise ValueError(f"{executable.name} gives {results[0]} arrays, but {outputs} outputs are named")
-            self.compiled[key] = (executable.name, executable.code)
-        return self.compiled[key]
+        return self.compiled[function, arguments]
 
 
 def read_profile(log: int, start: int) -> Profile:

@@ -16,14 +16,14 @@ import threading
 import time
 from collections.abc import Callable, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from multiprocessing.connection import Connection, wait
+from pathlib import Path
 from typing import Any, Protocol
 
-from aero.two_party.runtime import fork_server
 from aero.two_party.runtime.addresses import free_address
 from aero.two_party.runtime.party import Party
-from aero.two_party.runtime.party_process import party_process
+from aero.two_party.runtime.processes import party_process, start
 from aero.two_party.runtime.profile import Profile
 from aero.two_party.runtime.relay import Relay
 from aero.two_party.runtime.settings import CLIENT, NAMES, SERVER, Settings, TwoPartyError
@@ -35,6 +35,8 @@ START_TIMEOUT_S = 120.0
 END_TIMEOUT_S = 10.0
 GRACE_S = 1.0
 """When a party loses its peer, the peer's own error is the cause to report, and may arrive a moment later."""
+CAUSES = {"death": 0, "defect": 1, "input": 1, "link": 2, "lost": 3}
+"""Kinds of failure; the lowest number is the cause. The last two are of a party that only lost the other."""
 
 Task = Callable[[Party, Any], Any]
 
@@ -104,6 +106,7 @@ class _Child:
     process: Any
     connection: Connection
     log: int
+    log_path: Path
     phase: str = "starting"
     connected_at: int = 0  # size of its log when it had connected
     result: Any = None
@@ -142,53 +145,55 @@ class _Child:
         remedy = "run again" + (", with less at once if memory ran out" if code == -signal.SIGKILL else "")
         return "death", f"the {self.name} process ended by {how} while {self.phase}{said}; {remedy}"
 
+    def error(self) -> Exception:
+        """Its failure, to be raised."""
+        kind, text = self.failure
+        if kind == "defect":
+            return RuntimeError(f"the {self.name}'s task failed:\n{text}")
+        return TwoPartyError(text if kind == "death" else f"{self.name}: {text}")
 
+
+@dataclass
 class _Supervisor:
-    """Starts the party processes of one run and sees it through."""
+    """Starts the party processes of one run and sees it through. dialled: addresses as each party dials them."""
 
-    def __init__(
-        self,
-        task: Task,
-        inputs: dict[int, Any],
-        dialled: Sequence[Sequence[str]],
-        settings: Settings,
-        on_control: Callable[[Any], Any] | None,
-        alarm: Alarm | None = None,
-    ) -> None:
-        self._task, self._inputs, self._dialled = task, inputs, dialled
-        self._settings, self._on_control, self._alarm = settings, on_control, alarm
-        self._children: dict[int, _Child] = {}
-        self._log_paths: list[str] = []
-        self._started = self._connecting = time.monotonic()
+    task: Task
+    inputs: dict[int, Any]
+    dialled: Sequence[Sequence[str]]
+    settings: Settings
+    on_control: Callable[[Any], Any] | None
+    alarm: Alarm | None = None
+    children: dict[int, _Child] = field(default_factory=dict)
+    started: float = field(default_factory=time.monotonic)
+    connecting: float = field(default_factory=time.monotonic)
 
     def run(self) -> dict[int, Any]:
         try:
-            for rank in self._inputs:
+            for rank in self.inputs:
                 self._start(rank)
-            while any(child.phase != "finished" for child in self._children.values()):
+            while any(child.phase != "finished" for child in self.children.values()):
                 self._watch()
             deadline = time.monotonic() + END_TIMEOUT_S
-            for child in self._children.values():
+            for child in self.children.values():
                 child.process.join(max(0.0, deadline - time.monotonic()))
-            return {rank: child.result for rank, child in self._children.items()}
+            return {rank: child.result for rank, child in self.children.items()}
         finally:
             self._clear()
 
     def _start(self, rank: int) -> None:
-        context = multiprocessing.get_context(fork_server.start_method())
+        context = multiprocessing.get_context("forkserver")
         try:
             ours, theirs = context.Pipe()
             log, path = tempfile.mkstemp(prefix="aero-party-", suffix=".log")
         except OSError as error:
             raise TwoPartyError(f"the {NAMES[rank]} process could not be started ({error}); run again") from error
-        self._log_paths.append(path)
         process = context.Process(target=party_process, args=(theirs, path), name=f"aero-{NAMES[rank]}")
-        self._children[rank] = _Child(rank, process, ours, log)
+        self.children[rank] = _Child(rank, process, ours, log, Path(path))
         try:
-            fork_server.start(process, NAMES[rank])
+            start(process, NAMES[rank])
         finally:
             theirs.close()
-        payload = (rank, self._task, self._inputs[rank], tuple(self._dialled[rank]), self._settings)
+        payload = (rank, self.task, self.inputs[rank], tuple(self.dialled[rank]), self.settings)
         try:
             message = multiprocessing.reduction.ForkingPickler.dumps(payload)
         except (AttributeError, TypeError, ImportError, ValueError) as error:
@@ -197,20 +202,24 @@ class _Supervisor:
         threading.Thread(target=_give, args=(ours, message), daemon=True).start()
 
     def _watch(self) -> None:
-        """Handle the next messages of the parties, the end of one, or the end of the time."""
-        running = [child for child in self._children.values() if child.phase != "finished"]
-        watched: list[Any] = [c.connection for c in running] + [c.process.sentinel for c in running]
-        if self._alarm is not None:
-            watched.append(self._alarm)
+        """Raise the cause of a failure; else wait for a party's next messages, its end, or the end of the time."""
+        active = [child for child in self.children.values() if not child.ended]
+        watched: list[Any] = [c.connection for c in active] + [c.process.sentinel for c in active]
+        if self.alarm is not None:
+            watched.append(self.alarm)
         limit, reason = self._limit()
+        if failed := [child for child in self.children.values() if child.failure is not None]:
+            cause = min(failed, key=lambda child: (CAUSES[child.failure[0]], child.failed_at))
+            limit, reason = min(child.failed_at for child in failed) + GRACE_S, ""
+            if CAUSES[cause.failure[0]] < CAUSES["link"] or not watched or time.monotonic() >= limit:
+                raise cause.error()
+        if self.alarm is not None and self.alarm.failure is not None:
+            raise TwoPartyError(self.alarm.failure)
         found = wait(watched, limit - time.monotonic())
-        for child in running:
+        for child in active:
             if child.connection in found:
                 self._receive(child)
-        if any(self._has_failed(child) for child in running):
-            self._fail(running)
-        if self._alarm is not None and self._alarm.failure is not None:
-            raise TwoPartyError(self._alarm.failure)
+            self._notice_end(child)
         if not found and time.monotonic() >= limit and reason:
             raise TwoPartyError(reason)
 
@@ -222,90 +231,65 @@ class _Supervisor:
             child.process.join(END_TIMEOUT_S)
             return False
         if kind == "phase":
-            child.phase, self._connecting = content, time.monotonic()
+            child.phase, self.connecting = content, time.monotonic()
             child.connected_at = os.fstat(child.log).st_size
         elif kind == "result":
             child.phase, child.result = "finished", content
         elif kind == "failure":
             child.failure, child.failed_at = content, time.monotonic()
-        elif self._on_control is None:
+        elif self.on_control is None:
             raise TwoPartyError("the client sent a control message, but run_parties was given no on_control")
         else:
-            answer = self._on_control(content)
+            answer = self.on_control(content)
             with suppress(ConnectionError):  # it has ended meanwhile, which is noticed elsewhere
                 child.connection.send(answer)
         return True
 
-    def _has_failed(self, child: _Child) -> bool:
-        if not child.ended and not child.process.is_alive():
-            child.process.join(END_TIMEOUT_S)
-            # It may have sent its last messages after we last checked for them.
-            while not child.ended and child.connection.poll() and self._receive(child):
-                pass
-            if not child.ended:
-                child.failure = child.death(self._settings.receive_timeout_s)
-                child.failed_at = time.monotonic()
-        return child.failure is not None
+    def _notice_end(self, child: _Child) -> None:
+        """Record the failure of a process that ended without having sent its result or failure."""
+        if child.ended or child.process.is_alive():
+            return
+        child.process.join(END_TIMEOUT_S)
+        # It may have sent its last messages after we last checked for them.
+        while not child.ended and child.connection.poll() and self._receive(child):
+            pass
+        if not child.ended:
+            child.failure, child.failed_at = child.death(self.settings.receive_timeout_s), time.monotonic()
 
     def _limit(self) -> tuple[float, str]:
         """When the next time limit is over, and what to say then."""
-        settings, children = self._settings, self._children.values()
+        settings, children = self.settings, self.children.values()
         limits = [(time.monotonic() + 60, "")]
         if late := [child.name for child in children if child.phase == "starting"]:
             reason = (
                 f"the {' and '.join(late)} process was not up after {START_TIMEOUT_S:g} s; is the machine overloaded?"
             )
-            limits.append((self._started + START_TIMEOUT_S, reason))
+            limits.append((self.started + START_TIMEOUT_S, reason))
         elif waiting := [child for child in children if child.phase == "connecting"]:
             peer = 1 - waiting[0].rank
             reason = (
-                f"the {NAMES[peer]} at {self._dialled[1 - peer][peer]} did not appear within "
+                f"the {NAMES[peer]} at {self.dialled[1 - peer][peer]} did not appear within "
                 f"{settings.connect_timeout_s:g} s; start it, check address and firewall, or raise connect_timeout_s"
             )
-            limits.append((self._connecting + settings.connect_timeout_s, reason))
+            limits.append((self.connecting + settings.connect_timeout_s, reason))
         if (total := settings.total_timeout_s) is not None:
             reason = f"the private run was not done after {total:g} s; raise total_timeout_s (--total of aero serve)"
-            limits.append((self._started + total, f"{reason} or ask for less"))
+            limits.append((self.started + total, f"{reason} or ask for less"))
         return min(limits)
-
-    def _fail(self, running: list[_Child]) -> None:
-        """Raise the cause: a party that died or had an error of its own, before one that only lost the other."""
-        order = {"death": 0, "defect": 1, "input": 1, "link": 2, "lost": 3}
-        deadline = time.monotonic() + GRACE_S
-        while True:
-            failed = [child for child in running if self._has_failed(child)]
-            child = min(failed, key=lambda child: (order[child.failure[0]], child.failed_at))
-            watched: list[Any] = [other.connection for other in running if not other.ended]
-            watched += [self._alarm] if self._alarm is not None else []
-            left = deadline - time.monotonic()
-            if child.failure[0] not in ("link", "lost") or left <= 0 or not watched:
-                break
-            found = wait(watched, min(left, 0.05))
-            if self._alarm is not None and self._alarm.failure is not None:
-                raise TwoPartyError(self._alarm.failure)
-            for other in running:
-                if other.connection in found:
-                    self._receive(other)
-        kind, text = child.failure
-        if kind == "defect":
-            raise RuntimeError(f"the {child.name}'s task failed:\n{text}")
-        raise TwoPartyError(text if kind == "death" else f"{child.name}: {text}")
 
     def _clear(self) -> None:
         """End what still runs, and leave neither process nor file."""
-        for child in self._children.values():
+        for child in self.children.values():
             if child.process.pid is not None and child.process.is_alive():
                 child.process.kill()
-        for child in self._children.values():
+        for child in self.children.values():
             if child.process.pid is not None:
                 child.process.join(END_TIMEOUT_S)
                 if child.process.exitcode is not None:
                     child.process.close()
             child.connection.close()
             os.close(child.log)
-        for path in self._log_paths:
-            with suppress(FileNotFoundError):
-                os.unlink(path)
+            child.log_path.unlink(missing_ok=True)
 
 
 def _give(connection: Connection, message: Any) -> None:

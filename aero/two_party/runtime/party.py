@@ -18,14 +18,7 @@ from aero.two_party.lattice.ring import bits_of, ring_elements, share_of
 from aero.two_party.runtime.channel import Channel, StepMessages
 from aero.two_party.runtime.engine import Described, Engine
 from aero.two_party.runtime.profile import Profile, together
-from aero.two_party.runtime.settings import (
-    CLIENT,
-    FIELD_BITS,
-    NAMES,
-    NARROW_FIELD,
-    Settings,
-    TwoPartyError,
-)
+from aero.two_party.runtime.settings import CLIENT, FIELD_BITS, NAMES, NARROW_FIELD, Settings, TwoPartyError
 
 if TYPE_CHECKING:
     from aero.two_party.lattice.share_steps import StepContext
@@ -39,7 +32,7 @@ class Party:
     """
 
     def __init__(
-        self, rank: int, addresses: Sequence[str], settings: Settings, log: int, ask: Callable[[Any], Any] | None = None
+        self, rank: int, addresses: Sequence[str], settings: Settings, log: int, ask: Callable[[Any], Any]
     ) -> None:
         """Connect; `addresses` (client's, server's) as this party dials them, its own being where it listens.
 
@@ -128,7 +121,7 @@ class Party:
     ) -> Profile:
         """Compute `outputs` = function(*inputs) privately, function being JAX; drop the inputs named in `donate`.
 
-        Compiled from shapes alone, once for each function, shapes and number of outputs: pass the same function object
+        Compiled from shapes alone, once for each function and shapes: pass the same function object
         again, not a new lambda. The first runs of a pair pay for set-up (keys, oblivious transfers), and now and then
         a run pays for a new stock of those. A function with steps on shares (`aero.two_party.lattice.share_steps`)
         takes several runs of SPU; `before_part` is called before each of its parts, with the names of the part's inputs
@@ -198,11 +191,7 @@ class Party:
 
     def control(self, message: Any) -> Any:
         """The client asks the process that started it (to slow the relay, say) and gets its answer; the server None."""
-        if self.rank != CLIENT:
-            return None
-        if self._ask is None:
-            raise TwoPartyError("nothing takes this party's control messages; give run_parties an on_control")
-        return self._ask(message)
+        return self._ask(message) if self.rank == CLIENT else None
 
     def close(self) -> None:
         """Close the link, behind a last barrier. SPU may end this process if the other party closes it first."""

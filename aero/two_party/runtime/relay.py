@@ -16,7 +16,7 @@ from contextlib import suppress
 from typing import Any
 
 from aero.two_party.runtime.addresses import split_address
-from aero.two_party.runtime.settings import CLIENT, SERVER, TwoPartyError
+from aero.two_party.runtime.settings import CLIENT, SERVER
 
 PIECE_BYTES = 1 << 18
 QUEUE_PIECES = 128
@@ -26,54 +26,39 @@ OPEN_TIMEOUT_S = 10.0
 
 
 class Relay:
-    """Both directions of one link. One relay can serve several runs, one after the other."""
+    """Both directions of one link, for one run.
 
-    def __init__(self, delay_s: float = 0.0, bandwidth_bytes: float | None = None, *, record: bool = False) -> None:
-        """delay_s: one-way delay, half a round trip. bandwidth_bytes: bytes a second in each direction, None for no
-        limit. Both may be changed while running. record: keep all bytes that pass, in `recorded`.
-        """
-        if not 0 <= delay_s <= 60:
-            raise ValueError(f"delay_s {delay_s} must be from 0 to 60 seconds")
-        if bandwidth_bytes is not None and not bandwidth_bytes > 0:
-            raise ValueError(f"bandwidth_bytes {bandwidth_bytes} must be above 0 bytes a second, or None for no limit")
-        self.delay_s, self.bandwidth_bytes, self._record = delay_s, bandwidth_bytes, record
+    delay_s: one-way delay, half a round trip. bandwidth_bytes: bytes a second in each direction, None for no limit.
+    Both may be changed while running.
+    """
+
+    def __init__(self, *, record: bool = False) -> None:
+        """record: keep all bytes that pass, in `recorded`."""
+        self.delay_s, self._record = 0.0, record
+        self.bandwidth_bytes: float | None = None
         self._lines = (_Line(self), _Line(self))
-        self._loop: asyncio.AbstractEventLoop | None = None
-        self._thread: threading.Thread | None = None
-
-    @property
-    def forwarded(self) -> tuple[int, int]:
-        """Bytes of the current or latest run: (client to server, server to client), TCP payload."""
-        return self._lines[0].bytes, self._lines[1].bytes
+        # epoll, asyncio's default, waits whole milliseconds; short delays and high rates need select.
+        self._loop = asyncio.SelectorEventLoop(selectors.SelectSelector())
+        self._thread = threading.Thread(target=self._loop.run_forever, name="aero-relay", daemon=True)
 
     @property
     def recorded(self) -> tuple[bytes, bytes]:
-        """With `record`: the bytes of the current or latest run, (client to server, server to client)."""
+        """With `record`: the bytes of the run, (client to server, server to client)."""
         return bytes(self._lines[0].record), bytes(self._lines[1].record)
 
     def open(self, targets: Sequence[str]) -> tuple[str, str]:
         """Start relaying to the addresses where the (client, server) listen; returns the addresses to dial instead."""
-        if self._thread is not None:
-            raise TwoPartyError("this relay is already in use by another run; give each run its own")
-        # epoll, asyncio's default, waits whole milliseconds; short delays and high rates need select.
-        self._loop = asyncio.SelectorEventLoop(selectors.SelectSelector())
-        self._thread = threading.Thread(target=self._loop.run_forever, name="aero-relay", daemon=True)
         self._thread.start()
-        start = asyncio.run_coroutine_threadsafe(self._start(targets), self._loop)
-        return start.result(OPEN_TIMEOUT_S)
+        return asyncio.run_coroutine_threadsafe(self._start(targets), self._loop).result(OPEN_TIMEOUT_S)
 
     def close(self) -> None:
-        """Stop relaying and free the ports; bytes still under way are lost. Without effect if not open."""
-        if self._thread is None or self._loop is None:
-            return
+        """Stop relaying and free the ports; bytes still under way are lost."""
         asyncio.run_coroutine_threadsafe(self._stop(), self._loop).result(OPEN_TIMEOUT_S)
         self._loop.call_soon_threadsafe(self._loop.stop)
         self._thread.join(OPEN_TIMEOUT_S)
         self._loop.close()
-        self._thread = self._loop = None
 
     async def _start(self, targets: Sequence[str]) -> tuple[str, str]:
-        self._lines = (_Line(self), _Line(self))
         self._tasks: set[asyncio.Task] = set()
         self._writers: set[asyncio.StreamWriter] = set()
         self._servers = [await self._door(rank, target) for rank, target in enumerate(targets)]
@@ -126,7 +111,6 @@ class _Line:
         self._relay = relay
         self._queue: asyncio.Queue[tuple[float, asyncio.StreamWriter, bytes]] = asyncio.Queue(QUEUE_PIECES)
         self._free_at = self._last_due = 0.0
-        self.bytes = 0
         self.record = bytearray()
 
     async def read(self, reader: asyncio.StreamReader, to: asyncio.StreamWriter) -> None:
@@ -137,7 +121,6 @@ class _Line:
                 data = await reader.read(PIECE_BYTES)
             except OSError:
                 data = b""
-            self.bytes += len(data)
             if self._relay._record:
                 self.record += data
             # Due times are computed, so late wake-ups do not add up.

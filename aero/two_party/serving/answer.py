@@ -5,17 +5,15 @@ Prompts are not padded: the server learns the prompt's exact length and N.
 
 from __future__ import annotations
 
-import hashlib
-import json
 import re
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
-import torch
 
+from aero import checkpoint
 from aero.errors import UserError
 from aero.model import GPT
 from aero.two_party.cost.measure import set_up
@@ -125,11 +123,7 @@ def weights_sha256(model: GPT) -> str:
 
     Only the server may have it: a client could recognise a known model by it.
     """
-    whole = hashlib.sha256(json.dumps([str(model.architecture), asdict(model.config)], sort_keys=True).encode())
-    for name, tensor in sorted(model.state_dict().items()):
-        whole.update(json.dumps([name, str(tensor.dtype), list(tensor.shape)]).encode())
-        whole.update(tensor.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy())
-    return whole.hexdigest()
+    return checkpoint.digest(model.state_dict(), {"architecture": str(model.architecture), "config": str(model.config)})
 
 
 def _published(given: Mapping[str, Any]) -> GPT:

@@ -31,14 +31,8 @@ from aero.two_party.serving.tunnel import plain
 
 PROTOCOL = "aero-ask-2"
 # These have no effect after training, so they are not published.
-TRAINING_ONLY = {
-    "init_std",
-    "embedding_std",
-    "temperature_init",
-    "threshold_init",
-    "residual_init_scaling",
-    "slope_init",
-}
+TRAINING_ONLY = {"init_std", "embedding_std", "residual_init_scaling"}
+TRAINING_ONLY |= {"temperature_init", "threshold_init", "slope_init"}
 MAX_THREADS = 64
 BYTES_PER_WEIGHT = 16
 """What a client keeps for each weight of the server: two shares of 64 bits, all zeros."""
@@ -92,20 +86,19 @@ class Description(PublicModel):
             description = cls(**content)
             if not isinstance(description.program, str) or not isinstance(description.tokenizer_sha256, str):
                 raise ValueError("program and tokenizer_sha256 must be strings")
-            if set(description.protocol) != set(AGREED):
-                raise ValueError(f"settings {sorted(description.protocol)}")
+            types = {name: type(value) for name, value in asdict(Settings()).items() if name in AGREED}
+            if {name: type(value) for name, value in description.protocol.items()} != types:
+                raise ValueError(f"settings {description.protocol}")
             if set(description.config) != {field.name for field in fields(ModelConfig)} - TRAINING_ONLY:
                 raise ValueError(f"sizes {sorted(description.config)}")
-            for name, default in asdict(Settings()).items():
-                if name in AGREED and type(description.protocol[name]) is not type(default):
-                    raise ValueError(f"{name} is not of type {type(default).__name__}")
-            if Settings(**description.protocol).threads > MAX_THREADS:
-                raise ValueError(f"{description.protocol['threads']} threads, more than {MAX_THREADS}")
-            check_ring(description.protocol["field"], description.protocol["fraction_bits"], description.program)
+            settings, config = Settings(**description.protocol), model_config(description.config)
+            if settings.threads > MAX_THREADS:
+                raise ValueError(f"{settings.threads} threads, more than {MAX_THREADS}")
+            check_ring(settings.field, settings.fraction_bits, description.program)
             if not isinstance(description.prefix, list) or any(type(one) is not int for one in description.prefix):
                 raise ValueError("prefix must be a list of token ids")
-            _check_prefix(description.parsed, model_config(description.config), description.program, description.prefix)
-            shapes = weight_shapes(description.parsed, model_config(description.config), description.program)
+            _check_prefix(description.parsed, config, description.program, description.prefix)
+            shapes = weight_shapes(description.parsed, config, description.program)
             needed = BYTES_PER_WEIGHT * sum(math.prod(shape) for shape in shapes.values())
             memory = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
             if needed > memory:

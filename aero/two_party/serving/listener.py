@@ -7,9 +7,10 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import queue
 import socket
 import ssl
+import threading
+from collections import deque
 from dataclasses import dataclass
 from typing import Any
 
@@ -49,22 +50,18 @@ class Listener:
             ) from None
         self._socket.setblocking(False)
         self.address = join_address(host, self._socket.getsockname()[1])
-        self._arrivals: queue.SimpleQueue[Arrival | None] = queue.SimpleQueue()
-        self._waiting = [0, 0]  # in `_arrivals`: lines on failures, clients
+        self._arrivals: deque[Arrival] = deque()
+        self._changed, self._closed = threading.Condition(), False
         self._greetings: dict[asyncio.Task, None] = {}  # oldest first
         self._accepting = asyncio.run_coroutine_threadsafe(self._accept(), event_loop())
 
     def arrival(self) -> Arrival:
         """The next client, in the order of their hellos, or the line on one that failed. OSError once closed."""
-        arrival = self._arrivals.get()
-        if arrival is None:
-            self._arrivals.put(None)
-            raise OSError("the listener is closed")
-        event_loop().call_soon_threadsafe(self._count, arrival, -1)
-        return arrival
-
-    def _count(self, arrival: Arrival, change: int) -> None:
-        self._waiting[arrival.tunnel is not None] += change
+        with self._changed:
+            self._changed.wait_for(lambda: self._arrivals or self._closed)
+            if self._closed:
+                raise OSError("the listener is closed")
+            return self._arrivals.popleft()
 
     def close(self) -> None:
         """Stop listening, and drop everybody who has not had a turn."""
@@ -77,11 +74,12 @@ class Listener:
         for task in greetings:
             task.cancel()
         await asyncio.gather(*greetings, return_exceptions=True)
-        with contextlib.suppress(queue.Empty):
-            while (arrival := self._arrivals.get_nowait()) is not None:
-                if arrival.tunnel is not None:
-                    await arrival.tunnel.shut()
-        self._arrivals.put(None)
+        with self._changed:
+            self._closed = True
+            self._changed.notify_all()
+        for arrival in self._arrivals:
+            if arrival.tunnel is not None:
+                await arrival.tunnel.shut()
 
     async def _accept(self) -> None:
         loop = asyncio.get_running_loop()
@@ -107,10 +105,12 @@ class Listener:
         try:
             arrival = await self._arrival(tunnel, connection, source)
         finally:
-            if self._waiting[arrival.tunnel is not None] < WAITING:
-                self._count(arrival, 1)
-                self._arrivals.put(arrival)
-            elif arrival.tunnel is not None:
+            with self._changed:
+                alike = [other for other in self._arrivals if (other.tunnel is None) == (arrival.tunnel is None)]
+                if waits := len(alike) < WAITING:
+                    self._arrivals.append(arrival)
+                    self._changed.notify()
+            if not waits and arrival.tunnel is not None:
                 with contextlib.suppress(OSError):
                     await tunnel.write_message({"refused": f"{WAITING} clients are waiting; ask again later"})
                 arrival = Arrival(source, None, {})

@@ -16,8 +16,8 @@ from aero import checkpoint
 from aero.errors import one_line
 from aero.model import GPT
 from aero.two_party.runtime.addresses import free_address
-from aero.two_party.runtime.fork_server import ready, renew
 from aero.two_party.runtime.parties import Task, run_parties, run_party
+from aero.two_party.runtime.processes import ready, renew
 from aero.two_party.runtime.relay import Relay
 from aero.two_party.runtime.settings import CLIENT, SERVER, Settings, TwoPartyError
 from aero.two_party.serving.answer import Cost, Sampling, answer_task

@@ -99,12 +99,10 @@ def context_for(
 def describe(error: ssl.SSLError, peer: str) -> str:
     """One line on a TLS error; `peer` is "the server at HOST:PORT" or the like."""
     if isinstance(error, ssl.SSLCertVerificationError):
+        remedy = "check --ca on this side"
         if error.verify_code in _OUT_OF_DATE:
-            return (
-                f"{peer} showed a certificate that is refused ({error.verify_message}); make new ones with `aero "
-                "certificates FOLDER`, or set the clock of this machine"
-            )
-        return f"{peer} showed a certificate that is refused ({error.verify_message}); check --ca on this side"
+            remedy = "make new ones with `aero certificates FOLDER`, or set the clock of this machine"
+        return f"{peer} showed a certificate that is refused ({error.verify_message}); {remedy}"
     reason = (error.reason or str(error)).lower().replace("_", " ")
     if "bad record mac" in reason or "decryption failed" in reason:
         return f"data on the link to {peer} was changed on the way (TLS: {reason}); run again"
@@ -113,7 +111,7 @@ def describe(error: ssl.SSLError, peer: str) -> str:
     return f"no TLS connection with {peer} ({reason}); are certificates given on both sides?"
 
 
-def make_certificates(folder: Path, hosts: Sequence[str]) -> list[Path]:
+def make_certificates(folder: Path, hosts: Sequence[str]) -> None:
     """Write a certificate authority and certificates for a server at `hosts` and for a client, with keys, to `folder`.
 
     hosts: names and addresses under which clients reach the server. Valid for a year. Keys are readable by their owner
@@ -124,9 +122,7 @@ def make_certificates(folder: Path, hosts: Sequence[str]) -> list[Path]:
     from cryptography.hazmat.primitives.asymmetric import ec
     from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
 
-    folder = Path(folder)
-    for host in hosts:
-        _check_host(host)
+    folder, names = Path(folder), [_subject_name(host) for host in hosts]
     if folder.exists() and not folder.is_dir():
         raise TwoPartyError(f"{folder} is a file; name a folder for the certificates")
     if there := [name for name in FILES if os.path.lexists(folder / name)]:
@@ -139,17 +135,16 @@ def make_certificates(folder: Path, hosts: Sequence[str]) -> list[Path]:
         """purpose: None for the CA's own certificate."""
         is_ca = purpose is None
         usage = x509.KeyUsage(not is_ca, False, False, False, False, is_ca, is_ca, False, False)
-        authority = x509.AuthorityKeyIdentifier.from_issuer_public_key(authority_key.public_key())
         extensions: list[tuple[x509.ExtensionType, bool]] = [
             (x509.BasicConstraints(ca=is_ca, path_length=0 if is_ca else None), True),
             (x509.SubjectKeyIdentifier.from_public_key(key.public_key()), False),
-            (authority, False),
+            (x509.AuthorityKeyIdentifier.from_issuer_public_key(authority_key.public_key()), False),
             (usage, True),
         ]
         if purpose is not None:
             extensions.append((x509.ExtendedKeyUsage([purpose]), False))
         if purpose == ExtendedKeyUsageOID.SERVER_AUTH:
-            extensions.append((x509.SubjectAlternativeName([_subject_name(host) for host in hosts]), False))
+            extensions.append((x509.SubjectAlternativeName(names), False))
         builder = x509.CertificateBuilder(authority_name, name, key.public_key(), x509.random_serial_number())
         builder = builder.not_valid_before(start).not_valid_after(start + datetime.timedelta(days=VALID_DAYS))
         for extension, critical in extensions:
@@ -172,17 +167,18 @@ def make_certificates(folder: Path, hosts: Sequence[str]) -> list[Path]:
         mode = 0o600 if name.endswith(".key") else 0o644
         with open(os.open(folder / name, os.O_WRONLY | os.O_CREAT | os.O_EXCL, mode), "wb") as file:
             file.write(content)
-    return [folder / name for name in contents]
 
 
 _LABEL = r"(?!-)[A-Za-z0-9_-]{1,63}(?<!-)"
 _HOST = re.compile(rf"(?=.{{1,253}}\Z){_LABEL}(\.{_LABEL})*")
 
 
-def _check_host(host: str) -> None:
-    """TwoPartyError if no client could reach a server under it."""
+def _subject_name(host: str) -> x509.GeneralName:
+    """The host in a certificate. TwoPartyError if no client could reach a server under it."""
+    from cryptography import x509
+
     try:
-        ipaddress.ip_address(host)
+        return x509.IPAddress(ipaddress.ip_address(host))
     except ValueError:
         # A name whose last part is a number is an address with a mistake in it.
         if not _HOST.fullmatch(host) or host.rpartition(".")[2].isdigit():
@@ -190,12 +186,4 @@ def _check_host(host: str) -> None:
                 f"--host {host[:100]!r} is neither a name nor an address of a host; of a name with other letters give "
                 "the ASCII form (xn--...)"
             ) from None
-
-
-def _subject_name(host: str) -> x509.GeneralName:
-    from cryptography import x509
-
-    try:
-        return x509.IPAddress(ipaddress.ip_address(host))
-    except ValueError:
         return x509.DNSName(host)

@@ -19,7 +19,6 @@ import threading
 import time
 import zlib
 from collections.abc import Coroutine, Sequence
-from concurrent.futures import TimeoutError as FutureTimeout
 from functools import cache
 from typing import Any
 
@@ -68,8 +67,7 @@ class Tunnel:
         self._closed = False
         self._signal, self._signalled = socket.socketpair()
         self._writers: dict[int, asyncio.StreamWriter] = {}  # by channel, while one direction is open
-        self._half_closed: set[int] = set()  # channels whose direction from the peer has ended
-        self._ended: dict[int, int] = {}  # directions that have ended, by open channel
+        self._ended: dict[int, set[str]] = {}  # directions that have ended, "in" or "out", by open channel
         self._next_channel = 1 if is_client else 2
         self._lock, self._done = asyncio.Lock(), asyncio.Event()
         self._tasks: set[asyncio.Task] = set()
@@ -143,7 +141,7 @@ class Tunnel:
         future = asyncio.run_coroutine_threadsafe(work, event_loop())
         try:
             return future.result(timeout_s)
-        except (FutureTimeout, TimeoutError):
+        except TimeoutError:
             future.cancel()
             raise TwoPartyError(self.silent(timeout_s)) from None
         except (OSError, EOFError) as error:
@@ -283,7 +281,7 @@ class Tunnel:
                 except OSError:
                     data = b""
                 await self._write(DATA if data else END, channel, data)
-            self._end(channel)
+            self._end(channel, "out")
 
     async def _deliver(self) -> None:
         """Hand out what comes from the peer, until the tunnel is lost."""
@@ -312,7 +310,7 @@ class Tunnel:
                 )
             await self._open(channel)
         elif (writer := self._writers.get(channel)) is not None:
-            if channel in self._half_closed:
+            if "in" in self._ended.get(channel, ()):
                 raise TwoPartyError(f"{self.peer} used a connection that it had closed; check that it runs `aero`")
             with contextlib.suppress(OSError):  # this connection is gone; the others go on
                 if kind == DATA:
@@ -321,8 +319,7 @@ class Tunnel:
                 elif writer.can_write_eof():
                     writer.write_eof()
             if kind == END:
-                self._half_closed.add(channel)
-                self._end(channel)
+                self._end(channel, "in")
 
     async def _open(self, channel: int) -> None:
         """The other party dialled ours. If ours does not listen yet, the connection ends at once and it tries again."""
@@ -334,12 +331,11 @@ class Tunnel:
         self._writers[channel] = writer
         self._start(self._pump(channel, reader))
 
-    def _end(self, channel: int) -> None:
+    def _end(self, channel: int, direction: str) -> None:
         """One direction of a channel is over; after the second its connection is closed."""
-        self._ended[channel] = self._ended.get(channel, 0) + 1
-        if self._ended[channel] == 2:
+        self._ended.setdefault(channel, set()).add(direction)
+        if len(self._ended[channel]) == 2:
             del self._ended[channel]
-            self._half_closed.discard(channel)
             if (writer := self._writers.pop(channel, None)) is not None:
                 writer.close()
 
@@ -371,13 +367,9 @@ def dial(address: str, context: ssl.SSLContext | None, wait_s: float = HANDSHAKE
 def _connect(places: Sequence[tuple[Any, ...]]) -> socket.socket:
     """A connection to the first of `places` (as of `socket.getaddrinfo`) that accepts one; else OSError of the last."""
     failed = OSError("its name has no address")
-    for family, kind, protocol, _, address in places:
-        connection = socket.socket(family, kind, protocol)
+    for *_, (host, port, *_) in places:
         try:
-            connection.settimeout(HANDSHAKE_S)
-            connection.connect(address)
-            return connection
+            return socket.create_connection((host, port), HANDSHAKE_S)
         except OSError as error:
-            connection.close()
             failed = error
     raise failed

@@ -15,7 +15,6 @@
 
 # %%
 import pandas as pd
-from IPython.display import HTML
 
 from aero.report import appendix, claims, show
 from aero.report.papers import aero_entropy
@@ -32,7 +31,7 @@ BENCH, ROBUSTNESS = "results/bench", "results/robustness"
 # Compare rows by bytes, latency and perplexity; search, sort and filter the claims (HTML page only).
 
 # %%
-HTML(appendix.explorer(results, claims.judge(results)))
+appendix.explorer(results, claims.judge(results))
 
 # %% [markdown]
 # ## Artifact

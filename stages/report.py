@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import argparse
+import os
 import subprocess
 from pathlib import Path
 
 import pandas as pd
+import torch
 
 from aero.config import load as load_parameters
 from aero.errors import run_main
@@ -14,7 +16,7 @@ from aero.records import CHANGES, changed, commit, write_together
 from aero.report import claims, tables
 from aero.report.papers import aero_entropy, entropy_landscape, parallel_figures, variance_sensitivity
 from aero.report.render import render
-from aero.report.results import Results, load
+from aero.report.results import SCALE_VARIABLE, Results, load
 
 
 def main(arguments: list[str]) -> None:
@@ -24,12 +26,15 @@ def main(arguments: list[str]) -> None:
     parameters = load_parameters()
     if chosen.scale and chosen.scale not in parameters.scales:
         raise ValueError(f"unknown scale {chosen.scale!r}; known: {', '.join(parameters.scales)}")
-    root = Path.cwd()
-    results = load(root, chosen.scale)
+    if chosen.scale:
+        os.environ[SCALE_VARIABLE] = chosen.scale
+    torch.set_num_threads(1)  # two processes render
+    results = load()  # as the notebooks do, which then read nothing again
     judged = claims.judge(results)
     # Everything is made before anything is written: a failure leaves the last report whole.
     texts = files(results, judged)
-    report = render(root, results.scale, f"Rendered from commit {state()}, scale {results.scale}")
+    root = results.root
+    report = render(root, f"Rendered from commit {state()}, scale {results.scale}")
     pages = {Path("reports") / "report.html": report.html, Path("reports") / "report.pdf": report.pdf}
     # The metrics describe the other files and are written last.
     metrics = claims.metrics_file(results, judged)

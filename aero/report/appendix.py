@@ -123,7 +123,7 @@ def explorer_scripts() -> tuple[str, str]:
     ).read_text(encoding="utf-8")
 
 
-def explorer(results: Results, claims: pd.DataFrame) -> str:
+def explorer(results: Results, claims: pd.DataFrame) -> show.HTML:
     """HTML of the chart, the table of rows and the table of claims (frame with at least `CLAIM_COLUMNS`)."""
     frame = explorer_rows(results)
     data = {
@@ -134,13 +134,12 @@ def explorer(results: Results, claims: pd.DataFrame) -> str:
         "claims": json.loads(claims[list(CLAIM_COLUMNS)].to_json(orient="records")),
     }
     embedded = json.dumps(data).replace("<", "\\u003c").replace("&", "\\u0026")
-    return "\n".join(
-        (
-            '<div class="screen-only" id="explorer"><div id="explorer-chart"></div></div>',
-            f'<script type="application/json" id="explorer-data">{embedded}</script>',
-            *(f"<script>{script}</script>" for script in explorer_scripts()),
-        )
+    parts = (
+        '<div class="screen-only" id="explorer"><div id="explorer-chart"></div></div>',
+        f'<script type="application/json" id="explorer-data">{embedded}</script>',
+        *(f"<script>{script}</script>" for script in explorer_scripts()),
     )
+    return show.HTML("\n".join(parts))
 
 
 # Benchmarks and robustness --------------------------------------------------------------------------------------------

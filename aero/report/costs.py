@@ -173,7 +173,7 @@ def baseline_with_segments(results: Results, table: Table) -> dict[str, float] |
         return None
     sizes = table.dimensions
     shape = f"{sizes['context']}x{4 * sizes['width']}"
-    measured = results.operations_of(base)
+    measured = results.by_file.get(base.operations_path, ())
     plain, segments = (operation(measured, kind, shape) for kind in ("gelu_plain", "gelu_segments"))
     if plain is None or segments is None:
         return None

@@ -99,10 +99,10 @@ def share_of_flops(results: Results, cases: list[list[Any]], low: float, high: f
 def largest_entropy(results: Results, contexts: list[int]) -> Measurement:
     """The causal bound ln(T!)/T against log T: whether it reaches it, or any measured head exceeds it."""
     heads = [
-        (max(max(layer) for layer in run.entropy.mean), run.entropy.maximum["causal_bound"])
+        (run.entropy.mean.max(), run.entropy.maximum["causal_bound"])
         for runs in results.runs.values()
         for run in runs
-        if run.entropy and all(math.isfinite(v) for layer in run.entropy.mean for v in layer)
+        if run.entropy and run.entropy.not_finite == 0
     ]
     exceeding = sum(value > bound * (1 + 1e-4) for value, bound in heads)
     text = "; ".join(f"T={context}: {causal_bound(context):.3f} of {max_entropy(context):.3f}" for context in contexts)

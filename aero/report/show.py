@@ -16,7 +16,6 @@ from typing import Any
 
 import matplotlib
 import pandas as pd
-from IPython.display import HTML
 
 matplotlib.use("svg")
 from matplotlib import rcParams  # noqa: E402  the backend must be chosen first
@@ -90,6 +89,13 @@ _DECIMALS = re.compile(r"(\.\d\d)\d+")
 """Hundredths of a point are enough in a path; more makes the page a third larger."""
 
 
+class HTML(str):
+    """Markup that a notebook shows."""
+
+    def _repr_html_(self) -> str:
+        return self
+
+
 def subplots(
     rows: int = 1, columns: int = 1, *, height: float, width: float = WIDTH, **options: Any
 ) -> tuple[Figure, Any]:
@@ -126,9 +132,7 @@ def svg(figure: Figure, title: str) -> str:
     text = text[text.index("<svg") :].strip()
     # A style element inside an inline SVG would apply to the whole page.
     text = re.sub(r"\s*<(metadata|style)\b.*?</\1>|\s*<!--.*?-->", "", text, flags=re.DOTALL)
-    text = re.sub(
-        r'(?<= d=")[^"]*|(?<= [xy]=")[^"]*|translate\([^)]*', lambda match: _DECIMALS.sub(r"\1", match[0]), text
-    )
+    text = _COORDINATES.sub(lambda match: _DECIMALS.sub(r"\1", match[0]), text)
     text = re.sub(r' clip-path="[^"]*"(?= style="fill: (#\w+); stroke: \1")', "", text)  # cells of a map
     text = re.sub(r"\s+", " ", text).replace("> <", "><")
     return text.replace("<svg ", f'<svg role="img" aria-label="{escape(title)}" stroke-linejoin="round" ', 1)

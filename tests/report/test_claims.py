@@ -17,7 +17,7 @@ import yaml
 from aero.published import known_papers, load
 from aero.report import claims, verdicts
 from aero.report.papers import private_tables
-from aero.report.results import Log, Results, Run
+from aero.report.results import Results, Run
 from aero.report.results import load as load_results
 from benchmarks import generation
 from benchmarks.timing import write_lines
@@ -43,7 +43,7 @@ def results(*runs: Run, scale: str = "desk", root: Path = ROOT / "none", **parts
     for one in runs:
         key = one.scale, one.name
         by_name[key] = (*by_name.get(key, ()), one)
-    empty = {"costs": (), "by_file": {}, "problems": ()}
+    empty = {"costs": {}, "by_file": {}, "problems": ()}
     return Results(root=root, scale=scale, runs=by_name, parameters={"runs": RUNS}, **empty | parts)
 
 
@@ -178,7 +178,7 @@ def heads(name: str, layers: Sequence[float | None], learned: Sequence[Any] = ({
             counts = np.bincount(np.minimum(finite / largest * 4, 3).astype(int), minlength=4)
             quarters["observed"] = tuple(counts / mean.size)
         entropy = SimpleNamespace(
-            mean=tuple(map(tuple, mean)),
+            mean=mean,
             maximum={"causal_bound": BOUND, "observed": largest},
             quarters=quarters,
             not_finite=1 - finite.size / mean.size,
@@ -262,11 +262,9 @@ def slopes(name: str, *rows: Sequence[float]) -> list[Run]:
     """Two seeds whose slopes at steps 10, 20, … are as given, the second seed's 1 % larger after the start."""
     found = []
     for place, seed in enumerate(SEEDS[:2]):
-        values = tuple(tuple(v * (1 + 0.01 * place * (i > 0)) for v in row) for i, row in enumerate(rows))
-        none = (None,) * len(rows)
-        steps = tuple(range(10, 10 * len(rows) + 1, 10))
-        log = Log(step=steps, train_loss=none, eval_loss=none, entropy=none, slopes=values)
-        found.append(run(name, seed, log=log))
+        values = [[v * (1 + 0.01 * place * (i > 0)) for v in row] for i, row in enumerate(rows)]
+        columns = {f"slope_{layer}": of for layer, of in enumerate(zip(*values, strict=True))}
+        found.append(run(name, seed, curves={"step": range(10, 10 * len(rows) + 1, 10)} | columns))
     return found
 
 

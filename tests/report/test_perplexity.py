@@ -175,7 +175,7 @@ def test_the_gate(tmp_path: Path) -> None:
         assert min(ngrams(results, "desk", tokens).values()) == BEST
     assert not ngrams(results, "gpu", 1008000)
     (tmp_path / "heads/results/desk/ngrams.csv").unlink()
-    assert "no n-gram" in gate(results, "sm-g")
+    assert "no n-gram" in gate(load(tmp_path / "heads"), "sm-g")
     assert "pythia-sm-ln-g" in gate(results, "pythia-sm-g")  # not trained
 
 

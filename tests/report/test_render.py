@@ -1,4 +1,4 @@
-"""The page and the PDF of two small notebooks that are executed in a kernel."""
+"""The page and the PDF of two small notebooks."""
 
 from __future__ import annotations
 
@@ -29,7 +29,6 @@ FIRST = """# %% [markdown]
 
 # %%
 import pandas as pd
-from IPython.display import HTML
 from aero.report import show
 private = 1
 figure, axes = show.subplots(height=2)
@@ -40,13 +39,13 @@ show.figure(figure, "A figure", "Of `SM+R` & more.", sources=["results/a.csv"], 
 show.table(pd.DataFrame({"row": ["SM+R", "<b>bold</b>"], "value": [1.23456, float("nan")]}), "A table", "Caption.")
 
 # %%
-HTML('<div class="screen-only"><p>only on screen</p></div>')
+show.HTML('<div class="screen-only"><p>only on screen</p></div>')
 """
 SECOND = """# %% [markdown]
 # # Second chapter
 
 # %%
-from IPython.display import HTML
+from aero.report.show import HTML
 HTML("known" if "private" in globals() else "unknown")
 """
 
@@ -65,10 +64,9 @@ def root(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def rendered(root: Path) -> Rendered:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(render, "NOTEBOOKS", ("first", "second"))
-        cells = render.execute(root)
-    page, pdf = render.page(cells, "footer"), render.pdf(cells, "footer")
-    assert (page, pdf) == (render.page(cells, "footer"), render.pdf(cells, "footer")), "not the same bytes twice"
-    return Rendered(page, pdf)
+        first, second = render.render(root, "footer"), render.render(root, "footer")
+    assert first == second, "not the same bytes twice"
+    return first
 
 
 def test_figures_tables_and_formulas_are_on_the_page(rendered: Rendered) -> None:
@@ -108,30 +106,41 @@ import sys
 from pathlib import Path
 from aero.errors import run_main
 from aero.report import render
-render.NOTEBOOKS = ("slow",)
+render.NOTEBOOKS = ("slow", "slower")
 run_main(lambda root: render.execute(Path(root[0])) and None, sys.argv[1:])
 """
 
 
-def test_sigterm_while_rendering_is_one_line_and_leaves_no_kernel(root: Path) -> None:
+def test_sigterm_while_rendering_is_one_line_and_leaves_no_process(root: Path) -> None:
     """At once, not when the cell ends."""
-    slow = "# %%\nimport os, time\nprint(os.getpid(), file=open('kernel', 'w'), flush=True)\ntime.sleep(100)\n"
-    (root / "reports/slow.py").write_text(slow, encoding="utf-8")
-    command, kernel = [sys.executable, "-c", TERMINATED, str(root)], root / "kernel"
+    for name in ("slow", "slower"):
+        slow = "# %%\nimport os, time\nopen(f'{os.getpid()}.pid', 'w').close()\ntime.sleep(100)\n"
+        (root / f"reports/{name}.py").write_text(slow, encoding="utf-8")
+    command = [sys.executable, "-c", TERMINATED, str(root)]
     with subprocess.Popen(command, stderr=subprocess.PIPE, text=True) as process:
-        while not (kernel.is_file() and kernel.read_text()):
+        while len(list(root.glob("*.pid"))) < 2:
             assert process.poll() is None
             time.sleep(0.1)
         process.send_signal(signal.SIGTERM)
         error = process.communicate(timeout=60)[1]
     assert process.returncode == 130 and error.startswith("error: interrupted") and error.count("\n") == 1
-    with pytest.raises(ProcessLookupError):
-        os.kill(int(kernel.read_text()), 0)
+    for path in root.glob("*.pid"):
+        with pytest.raises(ProcessLookupError):
+            os.kill(int(path.stem), 0)
+
+
+def test_a_process_that_dies_is_one_line(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    dying = "# %%\nimport multiprocessing, os, time\nmultiprocessing.parent_process() and os._exit(9)\ntime.sleep(1)\n"
+    for name in ("dying", "too"):
+        (root / f"reports/{name}.py").write_text(dying, encoding="utf-8")
+    monkeypatch.setattr(render, "NOTEBOOKS", ("dying", "too"))
+    with pytest.raises(ValueError, match="enough memory"):
+        render.execute(root)
 
 
 def test_a_table_shows_three_significant_digits() -> None:
     frame = pd.DataFrame({"value": [0.123456, 12345.6, None]}, index=pd.Index(["a", "b", "c"], name="row"))
-    cells = re.findall(r"<td>(.*?)</td>", show.table(frame, "T", "C").data)
+    cells = re.findall(r"<td>(.*?)</td>", show.table(frame, "T", "C"))
     assert cells == ["a", "0.123", "b", "12,346", "c", "–"]
 
 

@@ -32,6 +32,7 @@ from aero.report.papers.panels import (
     layer_lines,
     layer_ticks,
     learned,
+    logged,
     notation,
     over_training,
     overflow_map,
@@ -227,15 +228,13 @@ def failures_over_training(results: Results) -> Figure:
     figure, panels = subplots(1, len(FAILURES), height=1.7, sharey=True)
     norm = Normalize(0, 1)
     for panel, run in zip(panels, FAILURES, strict=True):
-        trained = results.first(run)
         panel.set_title(notation(results, run), fontsize=8)
-        logged = zip(trained.log.step, trained.log.entropy, strict=True) if trained and trained.log else ()
-        rows = [(step, row) for step, row in logged if any(value is not None for value in row)]
-        if not rows:
+        entropy = logged(results, run, "entropy")
+        if entropy.empty:
             no_data(panel, "not measured")
             continue
-        values = np.array([row for _, row in rows], dtype=float).T / causal_bound(int(trained.metrics["context"]))
-        edges = np.array([0.0, *(step for step, _ in rows)])
+        values = entropy.to_numpy().T / causal_bound(int(results.first(run).metrics["context"]))
+        edges = np.array([0.0, *entropy.index])
         layers = np.arange(len(values) + 1) + 0.5
         mesh = panel.pcolormesh(edges, layers, np.ma.masked_invalid(values), cmap=ENTROPY, norm=norm)
         mesh.set_edgecolor("face")
@@ -252,11 +251,10 @@ def by_position(results: Results) -> Figure:
     layers = 12
     for panel, run in zip(panels, POSITION_RUNS, strict=True):
         panel.set_title(notation(results, run), fontsize=8)
-        trained = results.first(run)
-        if trained is None or trained.entropy is None or not len(trained.entropy.by_position):
+        means = heads(results, run, "by_position")  # (L, T)
+        if means is None:
             no_data(panel, "not measured")
             continue
-        means = np.array(trained.entropy.by_position, dtype=float)  # (L, T)
         layers = len(means)
         positions = np.arange(1, means.shape[1] + 1)
         panel.plot(positions, np.log(positions), color=INK, linewidth=1, linestyle=":")

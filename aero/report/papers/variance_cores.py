@@ -9,6 +9,7 @@ import pandas as pd
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
+from aero.report.papers.panels import mean_and_range
 from aero.report.papers.variance_sensitivity import COLOURS, core_legend, line_style, short_name, sweep
 from aero.report.results import Results, Run
 from aero.report.show import GRID, MUTED, no_data, subplots
@@ -49,13 +50,6 @@ def seeds_of(results: Results, run: str) -> tuple[Run, ...]:
     return () if left_out(results, run) else results.seeds(run)
 
 
-def series(run: Run, column: str) -> pd.Series:
-    """A logged column by step, without its gaps; of `entropy`, `norm` and `variance` the mean over layers."""
-    names = [name for name in run.curves if name.startswith(f"{column}_layer_")] or [column]
-    values = {name: run.curves[name] for name in names if name in run.curves}
-    return pd.DataFrame(values, index=run.curves.get("step", []), dtype=float).mean(axis=1).dropna()
-
-
 def last(results: Results, run: str, column: str) -> dict[int, float]:
     """The last logged value of a column, by seed."""
     return _by_seed(results, run, column, lambda values: values.iloc[-1])
@@ -72,7 +66,7 @@ def late_mean(results: Results, run: str, column: str) -> dict[int, float]:
 
 
 def _by_seed(results: Results, run: str, column: str, of: Callable[[pd.Series], float]) -> dict[int, float]:
-    found = {trained.seed: series(trained, column) for trained in results.seeds(run)}
+    found = {trained.seed: trained.series(column) for trained in results.seeds(run)}
     return {seed: float(of(values)) for seed, values in found.items() if len(values)}
 
 
@@ -99,7 +93,7 @@ def _training(results: Results, cores: Sequence[str], entropy: str) -> Figure:
             panel.set_title(title, fontsize=8.5)
             panel.grid(color=GRID)
             for core, runs in trained.items():
-                _mean_and_range(panel, [series(run, column) for run in runs], line_style(core))
+                mean_and_range(panel, [run.series(column) for run in runs], **line_style(core), linewidth=1.2)
             if not contexts:
                 no_data(panel, "not at this scale" if left_out(results, suffix) else "not measured")
             elif column == "gradient_norm":
@@ -110,15 +104,6 @@ def _training(results: Results, cores: Sequence[str], entropy: str) -> Figure:
         panel.set_xlabel("step")
     core_legend(figure, {core: short_name(core) for core in cores})
     return figure
-
-
-def _mean_and_range(panel: Axes, curves: Sequence[pd.Series], line: dict[str, str]) -> None:
-    """Mean and range of seeds at their common steps."""
-    if curves := [curve for curve in curves if len(curve)]:
-        values = pd.concat(curves, axis=1, join="inner")
-        panel.plot(values.index, values.mean(axis=1), **line, linewidth=1.2)
-        low, high = values.min(axis=1), values.max(axis=1)
-        panel.fill_between(values.index, low, high, color=line["color"], alpha=0.2, linewidth=0)
 
 
 def _bounds(panel: Axes, column: str, context: int) -> None:
@@ -169,8 +154,8 @@ def _of_decoders(results: Results, suffix: str) -> dict[str, pd.DataFrame]:
     found: dict[str, pd.DataFrame] = {}
     for core in COMPARED + OTHERS:
         for run in seeds_of(results, run_name(core, suffix)):
-            entropy = _normalised(series(run, "entropy"), run.metrics["context"])
-            frame = pd.DataFrame({"variance": series(run, "variance"), "entropy": entropy})
+            entropy = _normalised(run.series("entropy"), run.metrics["context"])
+            frame = pd.DataFrame({"variance": run.series("variance"), "entropy": entropy})
             found[core] = pd.concat([found[core], frame]) if core in found else frame
     return found
 

@@ -12,7 +12,7 @@ import torch
 
 from aero.config import load as load_parameters
 from aero.errors import run_main
-from aero.records import CHANGES, changed, commit, write_together
+from aero.records import CHANGES, changed, commit, csv_text, write_together
 from aero.report import claims, tables
 from aero.report.papers import aero_entropy, entropy_landscape, parallel_figures, variance_sensitivity
 from aero.report.render import render
@@ -64,7 +64,7 @@ def files(results: Results, judged: pd.DataFrame) -> dict[Path, str]:
     temperatures = tables.FOLDER / "learned_temperatures.csv"
     own = {
         landscape: tables.cells_csv(entropy_landscape.cells(results)),
-        temperatures: tables.csv_text(aero_entropy.temperature_lines(results), aero_entropy.TEMPERATURE_COLUMNS),
+        temperatures: csv_text(aero_entropy.TEMPERATURE_COLUMNS, aero_entropy.temperature_lines(results)),
         Path("reports") / "claims.csv": claims.csv_text(judged),
     }
     for part in (tables, variance_sensitivity, parallel_figures):

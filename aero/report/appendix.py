@@ -157,12 +157,6 @@ CAMPAIGNS = {
 }
 
 
-def read(results: Results, name: str) -> dict[str, Any]:
-    """A file of measurements, empty without it."""
-    path = results.root / "results" / f"{name}.json"
-    return json.loads(path.read_text(encoding="utf-8")) if path.is_file() else {}
-
-
 def _range(value: Mapping[str, float], unit: str = "x") -> str:
     return f"{value['median']:.2f}{unit} ({value['low']:.2f} to {value['high']:.2f})"
 
@@ -178,7 +172,7 @@ def training_step(results: Results) -> pd.DataFrame:
             "tokens/s, transformers": text(step["tokens_per_second"]["transformers"]["median"]),
             "ratio": _range(step["ratio"]),
         }
-        for step in read(results, "bench/training_step").get("steps", ())
+        for step in results.json("bench/training_step.json").get("steps", ())
     )
 
 
@@ -193,7 +187,7 @@ def regularized_step(results: Results) -> pd.DataFrame:
             "peak MiB, authors'": text(step["peak_bytes"]["authors"] / MIB),
             "cost of the regulariser, %": text(100 * step["overhead"]["median"], 2),
         }
-        for step in read(results, "bench/regularized_step").get("steps", ())
+        for step in results.json("bench/regularized_step.json").get("steps", ())
     )
 
 
@@ -201,7 +195,7 @@ def entropy_memory(results: Results) -> pd.DataFrame:
     """Peak memory in MiB of attention with its entropy and gradients, by how the attention matrix is held."""
     ways = {"matrix": "whole matrix", "kept": "causal half kept", "blocks": "recomputed in blocks"}
     by_context: dict[int, dict[str, str]] = defaultdict(dict)
-    for line in read(results, "bench/entropy_memory").get("memory", ()):
+    for line in results.json("bench/entropy_memory.json").get("memory", ()):
         by_context[line["context"]][f"MiB, {ways.get(line['way'], line['way'])}"] = text(line["peak_bytes"] / MIB)
     return pd.DataFrame({"context": context, **found} for context, found in sorted(by_context.items())).fillna("–")
 
@@ -215,14 +209,14 @@ def tokenizing(results: Results) -> pd.DataFrame:
             "MB a core second": text(size["mb_per_cpu_second"]["median"]),
             "peak memory, MiB": text(size["peak_bytes"] / MIB),
         }
-        for one in read(results, "bench/tokenizing").get("vocabularies", ())
+        for one in results.json("bench/tokenizing.json").get("vocabularies", ())
         for size in one["sizes"]
     )
 
 
 def pipeline(results: Results) -> pd.DataFrame:
     """Seconds of the pipeline's own commands with nothing to do, and what a second job gains."""
-    found = read(results, "bench/pipeline")
+    found = results.json("bench/pipeline.json")
     named = {
         "dvc repro, nothing to do, s": "idle_repro_seconds",
         "dvc status, s": "idle_status_seconds",
@@ -239,11 +233,10 @@ def pipeline(results: Results) -> pd.DataFrame:
 
 def growth_with_depth(results: Results) -> Figure:
     """GB and seconds of complete small private passes by number of layers, measured and composed."""
-    lines = read(results, "bench/two_party_growth_layers").get("lines", ())
-    figure, panels = show.subplots(1, 2, height=2.8)
+    lines = results.json("bench/two_party_growth_layers.json").get("lines", ())
     if not lines:
-        show.no_data(panels[0], "not measured yet")
-        return figure
+        return show.not_measured()
+    figure, panels = show.subplots(1, 2, height=2.8)
     colours = {"as_written": show.AS_WRITTEN, "tuned": show.TUNED}
     for axes, key, unit, label in ((panels[0], "bytes", 1e6, "MB"), (panels[1], "seconds", 1, "seconds")):
         for line in lines:
@@ -267,7 +260,7 @@ def campaigns(results: Results) -> pd.DataFrame:
     """Checks made and passed by every campaign, and the commit that they were made at."""
     lines = []
     for name, what in CAMPAIGNS.items():
-        found = read(results, f"robustness/{name}")
+        found = results.json(f"robustness/{name}.json")
         if not found:
             continue
         if name == "fuzz":
@@ -283,7 +276,7 @@ def campaigns(results: Results) -> pd.DataFrame:
 def determinism(results: Results) -> pd.DataFrame:
     """The same training again under another condition: whether all values are equal, and the largest difference."""
     groups: dict[tuple[str, str], list[dict[str, Any]]] = {}
-    for line in read(results, "robustness/determinism").get("comparisons", ()):
+    for line in results.json("robustness/determinism.json").get("comparisons", ()):
         groups.setdefault((line["scale"], line["compared"]), []).append(line)
     return pd.DataFrame(
         {
@@ -301,11 +294,10 @@ def determinism(results: Results) -> pd.DataFrame:
 
 def server(results: Results) -> Figure:
     """Resident memory of a server and seconds a question over a long session."""
-    found = read(results, "robustness/server")
-    figure, panels = show.subplots(1, 2, height=1.9)
+    found = results.json("robustness/server.json")
     if not found:
-        show.no_data(panels[0], "not measured yet")
-        return figure
+        return show.not_measured()
+    figure, panels = show.subplots(1, 2, height=1.9)
     samples = pd.DataFrame(found["samples"], columns=found["columns"])
     samples = samples[samples["memory_bytes"] > 0]
     panels[0].plot(samples["question"], samples["memory_bytes"] / MIB, color=show.AS_WRITTEN)

@@ -212,14 +212,9 @@ def headline(results: Results) -> dict[str, Any]:
     table, fitted = load("aero").tables["4"], fits(results)
     base = table.rows[0].name
     own = audit(results, table, AERO, "bytes")
-    tables = {number: load("aero").tables[number] for number in COST_TABLES}
-    bounds = {
-        (number, row.name): (published_bound(load("aero"), number, row.name), row.cells["latency"].value)
-        for number, one in tables.items()
-        for row in one.rows
-    }
-    possible = [bound.overlapped <= minutes for bound, minutes in bounds.values() if bound and minutes]
-    bound, minutes = bounds["4", base]
+    printed = [(load("aero").tables[number], row) for number in COST_TABLES for row in load("aero").tables[number].rows]
+    bounds = [(published_bound(one, row.name), row.cells["latency"].value) for one, row in printed]
+    possible = [bound.overlapped <= minutes for bound, minutes in bounds if bound and minutes]
     trained = evidence(results)
     seeds = trained.seeds("sm-ln-g")
     printed_changes = {(one["run"], one["against"]): one["published"] for one in registered(results)}
@@ -233,7 +228,7 @@ def headline(results: Results) -> dict[str, Any]:
         return shown if published is None else f"{shown} ({published:+.0f})"
 
     context = table.dimensions["context"]
-    theory = load_theory(results.root)
+    theory = load_theory(results)
     slopes = theory.tables["softmax"] if theory else pd.DataFrame(columns=["slope", "theorem_slope", "slope_error"])
     wrong = (slopes["theorem_slope"] - slopes["slope"]).abs() > 4.5 * slopes["slope_error"] + 1e-3
     return {
@@ -246,8 +241,8 @@ def headline(results: Results) -> dict[str, Any]:
         "saving_unfused": saving(results, table, "SM+ScFFN", OPTIMISED, "bytes") or nan,
         "gelu_percent": 100 * (1 - own.share) if own.share else nan,
         "impossible": possible.count(False),
-        "minutes": minutes,
-        "needed_minutes": bound.overlapped,
+        "minutes": table.value(base, "latency"),
+        "needed_minutes": published_bound(table, base).overlapped,
         "scale": trained.scale,
         "seeds": f"{len(seeds)} seed{'' if len(seeds) == 1 else 's'}",
         "tokens": seeds[0].metrics["tokens"] / 1e6 if seeds else nan,

@@ -16,12 +16,12 @@ from aero.report.costs import (
     FITS,
     GB,
     GENERATION,
-    LatencyBound,
     audit,
     counted,
     fits,
     next_tokens,
     operation,
+    published_bound,
     published_cost,
     row_costs,
     saving,
@@ -130,9 +130,8 @@ def bandwidth_of_tables(results: Results, tables: list[str]) -> Measurement:
     always busy."""
     possible, needed, one_way = {}, (0.0, ""), 0
     for of in tables:
-        bandwidth = fact(of.split("/")[0], "network")["bandwidth_mbit"]
         for row in table(of).rows:
-            bound, minutes = LatencyBound(row.cells["communication"].value, bandwidth), row.cells["latency"].value
+            bound, minutes = published_bound(table(of), row.name), row.cells["latency"].value
             possible[f"{of}, {row.name}"] = minutes >= bound.overlapped
             needed = max(needed, (bound.needed_mbit(minutes), f"{of}, {row.name}"))
             one_way += minutes < bound.one_way

@@ -10,6 +10,7 @@ from __future__ import annotations
 import ast
 import base64
 import contextlib
+import gc
 import hashlib
 import os
 import re
@@ -79,6 +80,7 @@ def execute(root: Path) -> list[str]:
     left, fill = os.pipe()
     os.write(fill, bytes(range(len(names))))
     os.close(fill)
+    gc.freeze()  # nothing that is loaded is garbage
     context = get_context("fork")
     here, there = context.Pipe(duplex=False)
     other = context.Process(target=_send, args=(there, names, sources, left))

@@ -217,6 +217,16 @@ class Results:
         lines = [line for lines in self.by_file.values() for line in lines]
         return tuple({tuple(line.get(name) or "" for name in names): line for line in lines}.values())
 
+    def file(self, name: str) -> Path | None:
+        """The path of a file below runs/ or, if it is not there, below results/; None if it is in neither."""
+        paths = (self.root / folder / name for folder in ("runs", "results"))
+        return next((path for path in paths if path.is_file()), None)
+
+    def json(self, name: str) -> Any:
+        """The content of that file, an empty mapping without it."""
+        path = self.file(name)
+        return json.loads(path.read_text(encoding="utf-8")) if path else {}
+
     def at(self, scale: str) -> Results:
         """The same results, seen from another training scale."""
         return self if scale == self.scale else _seen_from(self, scale)

@@ -167,6 +167,13 @@ def no_data(axes: Axes, text: str) -> None:
     axes.text(0.5, 0.5, text, ha="center", va="center", transform=axes.transAxes, color=MUTED, style="italic")
 
 
+def not_measured() -> Figure:
+    """A figure that says that it has no data."""
+    figure, axes = subplots(height=0.5)
+    no_data(axes, "not measured")
+    return figure
+
+
 def figure(
     figure: Figure,
     title: str,

@@ -51,7 +51,7 @@ ZOOM = 0.5
 
 
 table_2, table_3, table_4, table_5, table_6, table_7, table_8, table_9 = (
-    partial(perplexities, number=str(number)) for number in range(2, 10)
+    partial(perplexities, address=f"aero/table{number}") for number in range(2, 10)
 )
 
 

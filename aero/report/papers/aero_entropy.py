@@ -342,7 +342,7 @@ def guided_figure_4(results: Results) -> Figure:
 
 
 def guided_table_3(results: Results) -> pd.DataFrame:
-    return perplexities(results, "3", "entropy_guided")
+    return perplexities(results, "entropy_guided/table3")
 
 
 def parts(results: Results) -> pd.DataFrame:

@@ -21,14 +21,14 @@ from aero.landscape import (
     wasserstein_1,
     wasserstein_1_by_layer,
 )
-from aero.published import Cell, Row, load
+from aero.published import Cell, Row
+from aero.published import table as printed_table
 from aero.report.papers.panels import ENTROPY, heads, heatmap, layer_ticks, notation
 from aero.report.results import Results
 from aero.report.show import INK, PAPER, no_data, subplots
 from aero.report.statistics import estimate
-from aero.report.tables import MeasuredCell, table
+from aero.report.tables import LANDSCAPE, MeasuredCell, table
 
-PAPER_NAME, NUMBER = "entropy_landscape", "1"
 TRAININGS = {"baseline": "baseline", "0": "γ = 0", "10": "γ = 0.10", "20": "γ = 0.20"}
 SURFACES = {
     "sm-ln-g": "GELU",
@@ -53,9 +53,9 @@ _COLOURS = (INK, "#0072b2", "#009e73", "#d55e00")
 @cache
 def cells(results: Results) -> list[MeasuredCell]:
     """Every cell of Table 1, for reports/tables."""
-    by_key = {(cell.row.name, cell.published.column.key): cell for cell in table(results, NUMBER, PAPER_NAME)}
+    by_key = {(cell.row.name, cell.published.column.key): cell for cell in table(results, printed_table(LANDSCAPE))}
     found = []
-    for row in load(PAPER_NAME).tables[NUMBER].rows:
+    for row in printed_table(LANDSCAPE).rows:
         for cell in row.cells.values():
             kind = re.sub(r"_\d+$", "", cell.column.key)
             found.append(by_key[row.name, cell.column.key] if kind == "ppl" else _heads_cell(results, row, cell, kind))
@@ -99,7 +99,7 @@ def table_1(results: Results) -> pd.DataFrame:
     """Table 1, one line a model and margin: perplexity and range of the heads' entropies, published and measured."""
     measured = {(cell.row.name, cell.published.column.key): cell for cell in cells(results)}
     lines = []
-    for row in load(PAPER_NAME).tables[NUMBER].rows:
+    for row in printed_table(LANDSCAPE).rows:
         for training, margin in TRAININGS.items():
             of = {
                 re.sub(r"_\d+$", "", key): cell

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
+from functools import partial
 
 import pandas as pd
 from matplotlib.axes import Axes
@@ -70,17 +71,8 @@ def _by_seed(results: Results, run: str, column: str, of: Callable[[pd.Series], 
     return {seed: float(of(values)) for seed, values in found.items() if len(values)}
 
 
-def figure_1_top(results: Results) -> Figure:
-    """Loss, gradient norm, entropy and ||P||_F of three cores in the decoder over training."""
-    return _training(results, COMPARED, "entropy")
-
-
-def figure_7(results: Results) -> Figure:
-    """The same of softmax and the ReLU kernel, with the entropy of the first layer alone."""
-    return _training(results, ("softmax", "relu"), "entropy_layer_0")
-
-
 def _training(results: Results, cores: Sequence[str], entropy: str) -> Figure:
+    """Loss, gradient norm, entropy and ||P||_F of some cores in the decoder over training."""
     columns = {"train_loss": "training loss", "gradient_norm": "gradient norm"}
     columns |= {entropy: "attention entropy" if entropy == "entropy" else "entropy, first layer"}
     columns |= {"norm": "‖P‖ (Frobenius)"}
@@ -104,6 +96,10 @@ def _training(results: Results, cores: Sequence[str], entropy: str) -> Figure:
         panel.set_xlabel("step")
     core_legend(figure, {core: short_name(core) for core in cores})
     return figure
+
+
+figure_1_top = partial(_training, cores=COMPARED, entropy="entropy")
+figure_7 = partial(_training, cores=("softmax", "relu"), entropy="entropy_layer_0")
 
 
 def _bounds(panel: Axes, column: str, context: int) -> None:

@@ -28,7 +28,7 @@ BENCH, ROBUSTNESS = "results/bench", "results/robustness"
 # %% [markdown]
 # ## Explorer
 #
-# Compare rows by bytes, latency and perplexity; search, sort and filter the claims (HTML page only).
+# Search, sort and filter rows by bytes, latency and perplexity, and the claims (HTML page only).
 
 # %%
 appendix.explorer(results, claims.judge(results))

@@ -1,7 +1,7 @@
 """The appendix: the explorer, and tables and figures of `results/bench` (`make bench`) and `results/robustness`.
 
-The explorer compares rows of all tables by bytes, latency and perplexity and lists all claims, sorted and filtered. It
-is one fragment of HTML that loads nothing: vl-convert brings Vega-Lite, `assets/explorer.js` makes the tables.
+The explorer lists rows of all tables with bytes, latency and perplexity, and all claims, sorted and filtered. It is one
+fragment of HTML that loads nothing: `assets/explorer.js` makes the tables.
 """
 
 from __future__ import annotations
@@ -9,7 +9,6 @@ from __future__ import annotations
 import json
 from collections import defaultdict
 from collections.abc import Mapping
-from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -27,9 +26,8 @@ from aero.report.statistics import change
 
 BASELINE = "SM+LN+G"
 PERPLEXITY = "perplexity over SM+LN+G, %"
-AXES = ("GB", "WAN minutes", "LAN minutes", "computing minutes", "rounds", PERPLEXITY)
+AMOUNTS = ("GB", "WAN minutes", "LAN minutes", "computing minutes", "rounds", PERPLEXITY)
 CLAIM_COLUMNS = ("paper", "where", "claim", "published", "measured", "verdict")
-VEGA_LITE = "6.4"
 
 
 def explorer_rows(results: Results) -> pd.DataFrame:
@@ -57,7 +55,7 @@ def explorer_rows(results: Results) -> pd.DataFrame:
                     "configuration": run["architecture"],
                     "model": f"{model}, T={context}" + (f", {budget:g}x tokens" if budget != 1 else ""),
                 }
-                lines.append(names | {"program": PROGRAM_NAMES[program]} | dict(zip(AXES, shown, strict=True)))
+                lines.append(names | {"program": PROGRAM_NAMES[program]} | dict(zip(AMOUNTS, shown, strict=True)))
     return pd.DataFrame(lines)
 
 
@@ -71,75 +69,25 @@ def _minutes(seconds: float | None) -> float | None:
     return None if seconds is None else seconds / 60
 
 
-def explorer_chart(frame: pd.DataFrame) -> dict[str, Any]:
-    """Vega-Lite: rows of one model as points, quantities of both axes and the model by choice."""
-
-    def choice(name: str, options: list[str], value: str, label: str) -> dict[str, Any]:
-        return {"name": name, "value": value, "bind": {"input": "select", "options": options, "name": f"{label} "}}
-
-    models = list(dict.fromkeys(frame["model"]))
-    return {
-        "width": "container",
-        "height": 320,
-        "autosize": {"type": "fit", "contains": "padding"},
-        "background": "transparent",
-        "title": {"text": {"expr": "up + ' against ' + across"}, "color": "#808894", "fontSize": 12},
-        "data": {"values": json.loads(frame.to_json(orient="records"))},
-        "params": [
-            choice("across", list(AXES), "GB", "across"),
-            choice("up", list(AXES), PERPLEXITY, "up"),
-            choice("size", models, models[0], "model"),
-        ],
-        "transform": [
-            {"filter": "datum.model == size && isValid(datum[across]) && isValid(datum[up])"},
-            {"calculate": "datum[across]", "as": "x"},
-            {"calculate": "datum[up]", "as": "y"},
-        ],
-        "mark": {"type": "point", "filled": True, "size": 90, "opacity": 0.85},
-        "encoding": {
-            "x": {"field": "x", "type": "quantitative", "title": None, "scale": {"zero": False}},
-            "y": {"field": "y", "type": "quantitative", "title": None, "scale": {"zero": False}},
-            "color": {
-                "field": "program",
-                "type": "nominal",
-                "title": None,
-                "scale": {"domain": [PROGRAM_NAMES[p] for p in PROGRAMS], "range": ["#0072b2", "#009e73"]},
-                "legend": {"orient": "top"},
-            },
-            "shape": {"field": "program", "type": "nominal", "legend": None},
-            "tooltip": [{"field": field} for field in frame.columns],
-        },
-        "config": {"axis": {"labelColor": "#808894", "titleColor": "#808894"}, "legend": {"labelColor": "#808894"}},
-    }
-
-
-@cache
-def explorer_scripts() -> tuple[str, str]:
-    """Vega-Lite and the explorer's own script; the page allows these two by their hashes."""
-    import vl_convert
-
-    return vl_convert.javascript_bundle(vl_version=VEGA_LITE), (
-        Path(__file__).parent / "assets" / "explorer.js"
-    ).read_text(encoding="utf-8")
+def explorer_script() -> str:
+    """The explorer's script; the page allows this one by its hash."""
+    return (Path(__file__).parent / "assets" / "explorer.js").read_text(encoding="utf-8")
 
 
 def explorer(results: Results, claims: pd.DataFrame) -> show.HTML:
-    """HTML of the chart, the table of rows and the table of claims (frame with at least `CLAIM_COLUMNS`)."""
+    """HTML of the table of rows and the table of claims (frame with at least `CLAIM_COLUMNS`)."""
     frame = explorer_rows(results)
     data = {
-        "chart": explorer_chart(frame),
         "row_columns": list(frame.columns),
         "rows": json.loads(frame.to_json(orient="records")),
         "claim_columns": list(CLAIM_COLUMNS),
         "claims": json.loads(claims[list(CLAIM_COLUMNS)].to_json(orient="records")),
     }
     embedded = json.dumps(data).replace("<", "\\u003c").replace("&", "\\u0026")
-    parts = (
-        '<div class="screen-only" id="explorer"><div id="explorer-chart"></div></div>',
-        f'<script type="application/json" id="explorer-data">{embedded}</script>',
-        *(f"<script>{script}</script>" for script in explorer_scripts()),
+    return show.HTML(
+        '<div class="screen-only" id="explorer"></div>\n'
+        f'<script type="application/json" id="explorer-data">{embedded}</script>\n<script>{explorer_script()}</script>'
     )
-    return show.HTML("\n".join(parts))
 
 
 # Benchmarks and robustness --------------------------------------------------------------------------------------------

@@ -163,7 +163,7 @@ def document(parts: Iterable[str], changed: Callable[[str], str]) -> str:
 
 
 def page(parts: Iterable[str], footer: str) -> str:
-    """The HTML page. Only the explorer's scripts may run, by their hashes, and it may load nothing."""
+    """The HTML page. Only the explorer's script may run, by its hash, and it may load nothing."""
     shown: list[str] = []
 
     def placeholder(html: str) -> str:
@@ -171,10 +171,9 @@ def page(parts: Iterable[str], footer: str) -> str:
         return f"<!--shown {len(shown) - 1}-->"
 
     text = document(parts, placeholder)
-    digests = (hashlib.sha256(script.encode()).digest() for script in appendix.explorer_scripts())
-    hashes = " ".join(f"'sha256-{base64.b64encode(digest).decode()}'" for digest in digests)
+    digest = base64.b64encode(hashlib.sha256(appendix.explorer_script().encode()).digest()).decode()
     css = (ASSETS / "page.css").read_text(encoding="utf-8")
-    raw = ("-V", f"css={css}", "-V", f"scripts={hashes}")
+    raw = ("-V", f"css={css}", "-V", f"scripts='sha256-{digest}'")
     shown = _share_glyphs(shown)
     around = _pandoc(text, "html", "page.html", footer, "--mathml", "--toc", "--toc-depth=2", *raw)
     return re.sub("<!--shown ([0-9]+)-->", lambda match: shown[int(match[1])], around)

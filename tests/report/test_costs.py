@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import shutil
 from collections.abc import Callable
 from functools import partial
@@ -183,14 +182,9 @@ def test_the_explorer_compares_perplexity_within_one_setting(results: Results):
     assert (optimised < stock).all()
 
 
-def test_the_explorer_loads_nothing_and_its_chart_compiles(results: Results):
-    vl_convert = pytest.importorskip("vl_convert")
-    claims = pd.DataFrame([dict.fromkeys(appendix.CLAIM_COLUMNS, "a < b")])
-    html = appendix.explorer(results, claims)
-    assert "vegaEmbed(" in html and len(html) < 1.5e6
+def test_the_explorer_loads_nothing(results: Results):
+    html = appendix.explorer(results, pd.DataFrame([dict.fromkeys(appendix.CLAIM_COLUMNS, "a < b")]))
     assert "<script src" not in html and "<link" not in html and "a < b" not in html
-    spec = appendix.explorer_chart(appendix.explorer_rows(results)) | {"width": 300}
-    assert vl_convert.vegalite_to_svg(json.dumps(spec), vl_version=appendix.VEGA_LITE).count("aria-roledescription") > 9
 
 
 def test_dvc_plots_need_no_network(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import json
 import os
 import subprocess
 from pathlib import Path
@@ -37,8 +38,9 @@ def main(arguments: list[str]) -> None:
     report = render(root, f"Rendered from commit {state()}, scale {results.scale}")
     pages = {Path("reports") / "report.html": report.html, Path("reports") / "report.pdf": report.pdf}
     # The metrics describe the other files and are written last.
-    metrics = claims.metrics_file(results, judged)
-    write_together({root / path: content for path, content in (texts | pages | metrics).items()})
+    metrics = json.dumps(claims.summary(results, judged), indent=1, ensure_ascii=False, allow_nan=False) + "\n"
+    contents = texts | pages | {Path("reports") / "metrics.json": metrics}
+    write_together({root / path: content for path, content in contents.items()})
     for path in (root / tables.FOLDER).glob("*.csv"):
         if path.relative_to(root) not in texts:
             path.unlink()
@@ -65,7 +67,7 @@ def files(results: Results, judged: pd.DataFrame) -> dict[Path, str]:
     own = {
         landscape: tables.cells_csv(entropy_landscape.cells(results)),
         temperatures: csv_text(aero_entropy.TEMPERATURE_COLUMNS, aero_entropy.temperature_lines(results)),
-        Path("reports") / "claims.csv": claims.csv_text(judged),
+        Path("reports") / "claims.csv": judged.to_csv(index=False, lineterminator="\n"),
     }
     for part in (tables, variance_sensitivity, parallel_figures):
         own |= part.files(results)

@@ -50,40 +50,39 @@ _MARGIN = 0.04
 WIDTH = PAGE - 2 * _MARGIN
 """Figure width in inches, such that with the margin around it the figure fills the printed page."""
 
-_SETTINGS: dict[str, Any] = {
-    "font.family": "DejaVu Sans",
-    "font.size": 8.5,
-    "axes.titlesize": 9,
-    "axes.labelsize": 8.5,
-    "xtick.labelsize": 8,
-    "ytick.labelsize": 8,
-    "legend.fontsize": 8,
-    "svg.fonttype": "path",
-    "svg.hashsalt": "aero",
-    "figure.facecolor": "none",
-    "axes.facecolor": "none",
-    "savefig.facecolor": "none",
-    "text.color": INK,
-    "axes.labelcolor": INK,
-    "axes.edgecolor": INK,
-    "xtick.color": INK,
-    "ytick.color": INK,
-    "axes.spines.top": False,
-    "axes.spines.right": False,
-    "grid.color": GRID,
-    "grid.linewidth": 0.6,
-    "axes.linewidth": 0.7,
-    "axes.axisbelow": True,
-    "hatch.linewidth": 0.6,
-    "lines.linewidth": 1.6,
-    "axes.titlelocation": "left",
-    "axes.titleweight": "bold",
-    "image.composite_image": False,
-    "text.parse_math": False,  # names come from result files: a dollar sign in one is no formula
-}
-
-
-rcParams.update(_SETTINGS)
+rcParams.update(
+    {
+        "font.family": "DejaVu Sans",
+        "font.size": 8.5,
+        "axes.titlesize": 9,
+        "axes.labelsize": 8.5,
+        "xtick.labelsize": 8,
+        "ytick.labelsize": 8,
+        "legend.fontsize": 8,
+        "svg.fonttype": "path",
+        "svg.hashsalt": "aero",
+        "figure.facecolor": "none",
+        "axes.facecolor": "none",
+        "savefig.facecolor": "none",
+        "text.color": INK,
+        "axes.labelcolor": INK,
+        "axes.edgecolor": INK,
+        "xtick.color": INK,
+        "ytick.color": INK,
+        "axes.spines.top": False,
+        "axes.spines.right": False,
+        "grid.color": GRID,
+        "grid.linewidth": 0.6,
+        "axes.linewidth": 0.7,
+        "axes.axisbelow": True,
+        "hatch.linewidth": 0.6,
+        "lines.linewidth": 1.6,
+        "axes.titlelocation": "left",
+        "axes.titleweight": "bold",
+        "image.composite_image": False,
+        "text.parse_math": False,  # names come from result files: a dollar sign in one is no formula
+    }
+)
 _COORDINATES = re.compile(r'(?<= d=")[^"]*|(?<= [xy]=")[^"]*|translate\([^)]*')
 _DECIMALS = re.compile(r"(\.\d\d)\d+")
 """Hundredths of a point are enough in a path; more makes the page a third larger."""

@@ -25,6 +25,7 @@ from aero.report.papers.panels import (
     STABILISED,
     STABILISED_RUNS,
     TABLE_2_RUNS,
+    causal_norm,
     depth_bar,
     heads,
     heatmap,
@@ -82,19 +83,12 @@ def figure_6(results: Results) -> Figure:
     figure, (counts, heads_panel) = subplots(1, 2, height=1.9, width_ratios=(2.2, 1))
     overflow_map(figure, counts, results, "sm", "(a) SM, values beyond float16")
     counts.set_ylabel("layer")
-    _heads(figure, heads_panel, results, "sm", "(b) SM")
+    heads_panel.set_title("(b) SM", fontsize=8)
+    norm = causal_norm(results, ["sm"])
+    heatmap(heads_panel, heads(results, "sm"), norm)
+    heads_panel.set_xlabel("head")
+    figure.colorbar(ScalarMappable(norm, ENTROPY), ax=heads_panel, label="mean entropy, nats", pad=0.02)
     return figure
-
-
-def _heads(figure: Figure, panel, results: Results, run: str, title: str) -> None:
-    panel.set_title(title, fontsize=8)
-    values = heads(results, run)
-    if values is None:
-        no_data(panel, "not measured")
-        return
-    mesh = heatmap(panel, values, Normalize(0, results.first(run).entropy.maximum["causal_bound"]))
-    panel.set_xlabel("head")
-    figure.colorbar(mesh, ax=panel, label="mean entropy, nats", pad=0.02)
 
 
 def figure_7(results: Results) -> Figure:
@@ -156,20 +150,16 @@ def figure_17(results: Results) -> Figure:
     """Seven FFNs pruned, six and none: entropy of each layer over training, and of every head after it."""
     runs, names = ("sm-scfuffni-7", "sm-scfuffni-6", "sm-scfuffn"), ("7 pruned", "6 pruned", "none pruned")
     figure, panels = subplots(2, 3, height=2.7, sharey="row")
-    found = {run: values for run in runs if (values := heads(results, run)) is not None}
-    norm = Normalize(0, max((results.first(run).entropy.maximum["causal_bound"] for run in found), default=1.0))
-    for column, (run, name) in enumerate(zip(runs, names, strict=True)):
-        layer_lines(panels[0, column], results, run, name)
-        panels[0, column].set_xlabel("training step")
-        if run in found:
-            heatmap(panels[1, column], found[run], norm)
-            panels[1, column].set_xlabel("head")
-        else:
-            no_data(panels[1, column], "not measured")
+    norm = causal_norm(results, runs)
+    for (above, below), run, name in zip(panels.T, runs, names, strict=True):
+        layer_lines(above, results, run, name)
+        above.set_xlabel("training step")
+        heatmap(below, heads(results, run), norm)
+        below.set_xlabel("head")
     panels[0, 0].set_ylabel("entropy, nats")
     panels[0, 0].set_ylim(bottom=0)
     panels[1, 0].set_ylabel("layer")
-    depth_bar(figure, panels[0], len(next(iter(found.values()), range(12))))
+    depth_bar(figure, panels[0], logged(results, runs[0], "entropy").shape[1] or 12)
     figure.colorbar(ScalarMappable(norm, ENTROPY), ax=panels[1], label="entropy, nats", pad=0.01)
     return figure
 

@@ -66,8 +66,17 @@ def layer_ticks(layers: int) -> range:
     return range(1, layers + 1, 1 if layers <= 6 else 3)
 
 
-def heatmap(panel: Axes, values: NDArray[np.float64], norm: Normalize) -> ScalarMappable:
-    """Values (L, H), layer 1 at the bottom; values that are not finite stay blank."""
+def causal_norm(results: Results, runs: Iterable[str]) -> Normalize:
+    """A scale from 0 to the largest causal bound of the runs, nats."""
+    trained = [one for run in runs if (one := results.first(run)) and one.entropy]
+    return Normalize(0, max((one.entropy.maximum["causal_bound"] for one in trained), default=1.0))
+
+
+def heatmap(panel: Axes, values: NDArray[np.float64] | None, norm: Normalize) -> ScalarMappable | None:
+    """Values (L, H), layer 1 at the bottom; values that are not finite stay blank. None: not measured."""
+    if values is None:
+        no_data(panel, "not measured")
+        return None
     layers, count = values.shape
     mesh = panel.pcolormesh(
         np.arange(count + 1) + 0.5,
@@ -90,16 +99,11 @@ def heatmaps(
 ) -> Figure:
     """Mean entropy of every head of the runs, on one colour scale up to the causal bound."""
     figure, grid = subplots(-(-len(runs) // columns), columns, height=height, squeeze=False, sharey=True)
-    found = {run: values for run in runs if (values := heads(results, run)) is not None}
-    bounds = [results.first(run).entropy.maximum["causal_bound"] for run in found]
-    norm = Normalize(0, max(bounds, default=1.0))
+    norm = causal_norm(results, runs)
     for panel, run, name in zip(grid.flat, runs, names or [notation(results, run) for run in runs], strict=False):
         panel.set_title(name, fontsize=8)
-        if run in found:
-            heatmap(panel, found[run], norm)
-            panel.set_xlabel("head")
-        else:
-            no_data(panel, "not measured")
+        heatmap(panel, heads(results, run), norm)
+        panel.set_xlabel("head")
     for panel in grid[:, 0]:
         panel.set_ylabel("layer")
     figure.colorbar(ScalarMappable(norm, ENTROPY), ax=grid, label="mean entropy, nats", shrink=0.9, pad=0.01)

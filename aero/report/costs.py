@@ -8,8 +8,9 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -78,14 +79,15 @@ class Fit:
 FITS = Path("results/two_party/forensics_fits.csv")
 
 
-def fits(results: Results, rank: str = "1") -> dict[tuple[str, str], Fit]:
-    """The fit of `rank` by table and row; empty without the file. This is what "reproduced" means for bytes."""
+@cache
+def fits(results: Results) -> dict[tuple[str, str], Fit]:
+    """The best fit by table and row; empty without the file. This is what "reproduced" means for bytes."""
     return {
         (line["table"], line["row"]): Fit(
             float(line["fitted_gb"]), float(line["residual_percent"]), line["configuration"]
         )
         for line in read_csv(results.root / FITS)
-        if line["rank"] == rank
+        if line["rank"] == "1"
     }
 
 
@@ -173,8 +175,8 @@ def baseline_with_segments(results: Results, table: Table) -> dict[str, float] |
         return None
     sizes = table.dimensions
     shape = f"{sizes['context']}x{4 * sizes['width']}"
-    measured = results.by_file.get(base.operations_path, ())
-    plain, segments = (operation(measured, kind, shape) for kind in ("gelu_plain", "gelu_segments"))
+    path = results.root / base.operations_path
+    plain, segments = (operation(path, kind, shape) for kind in ("gelu_plain", "gelu_segments"))
     if plain is None or segments is None:
         return None
     more = {key: sizes["layers"] * (segments[key] - plain[key]) for key in plain}
@@ -183,9 +185,9 @@ def baseline_with_segments(results: Results, table: Table) -> dict[str, float] |
     return {"bytes": base.bytes + bytes_, "latency_wan": base.latency_wan + slower}
 
 
-def operation(measured: Iterable[Mapping[str, str]], kind: str, shape: str) -> dict[str, float] | None:
-    """Bytes each way and on the wire, rounds and seconds of an operation; None if it is not among those `measured`."""
-    for line in measured:
+def operation(path: Path, kind: str, shape: str) -> dict[str, float] | None:
+    """Bytes each way and on the wire, rounds and seconds of an operation; None if it is not in the file."""
+    for line in read_csv(path):
         if (line.get("op"), line.get("shape")) == (kind, shape):
             keys = ("bytes_sent_client", "bytes_sent_server", "rounds", "seconds")
             found = {key: float(line[key]) for key in keys}

@@ -321,7 +321,8 @@ def gelu_of_the_baseline(results: Results, of: str, gelu: str, relu: str) -> Mea
     printed = table(of)
     sizes = printed.dimensions
     shape = f"{sizes['context']}x{4 * sizes['width']}"
-    found = {kind: operation(results.operations, kind, shape) for kind in ("gelu_plain", "gelu_segments", "relu")}
+    path = results.file("two_party/ops.csv") or results.root
+    found = {kind: operation(path, kind, shape) for kind in ("gelu_plain", "gelu_segments", "relu")}
     if missing := [kind for kind, measured in found.items() if measured is None]:
         return Measurement("", PAPER_DIMENSIONS, missing=f"not measured yet: {', '.join(missing)}")
     size = {kind: (one["bytes_sent_client"] + one["bytes_sent_server"]) / GB for kind, one in found.items() if one}

@@ -163,15 +163,13 @@ class Cost:
 class Results:
     """All results under `root`, and the training scale the report is about; equal to itself alone.
 
-    by_file: the operations of each file. fitted: costs measured in one session with "as_published"
-    (`python -m benchmarks.as_published`).
+    fitted: costs measured in one session with "as_published" (`python -m benchmarks.as_published`).
     """
 
     root: Path
     scale: str
     runs: dict[tuple[str, str], tuple[Run, ...]]
     costs: Mapping[CostKey, Cost]
-    by_file: dict[str, tuple[dict[str, str], ...]]
     problems: tuple[str, ...]
     parameters: dict[str, Any]
     fitted: Mapping[CostKey, Cost] = field(default_factory=dict)
@@ -209,13 +207,6 @@ class Results:
     def cost(self, architecture: str, program: str, context: int = 128, model: str = "gpt2") -> Cost | None:
         """The cost of one forward pass; None if it was not measured."""
         return self.costs.get((architecture, model, context, program))
-
-    @property
-    def operations(self) -> tuple[dict[str, str], ...]:
-        """The operations of all files, each once."""
-        names = ("op", "shape", "model", "context", "variant")
-        lines = [line for lines in self.by_file.values() for line in lines]
-        return tuple({tuple(line.get(name) or "" for name in names): line for line in lines}.values())
 
     def file(self, name: str) -> Path | None:
         """The path of a file below runs/ or, if it is not there, below results/; None if it is in neither."""
@@ -270,15 +261,12 @@ def load(root: Path | str | None = None, scale: str | None = None) -> Results:
         active = parameters.get("scale")
         scale = active if active in present else next((s for s in SCALES if s in present), active)
     costs: dict[CostKey, Cost] = {}
-    by_file: dict[str, tuple[dict[str, str], ...]] = {}
     for folder in (root / "results" / "two_party", root / "runs" / "two_party"):
         for name in ("all_rows.csv", "rows.csv"):
             costs |= {cost.key: cost for cost in read_costs(folder / name, root, problems)}
-        for name in ("all_ops.csv", "ops.csv"):
-            by_file[(folder / name).relative_to(root).as_posix()] = tuple(read_csv(folder / name))
     sessions = (FITTED.with_name("fitted_figure15_rows.csv"), FITTED)
     fitted = {cost.key: cost for path in sessions for cost in read_costs(root / path, root, [])}
-    return Results(root, str(scale), runs, costs, by_file, tuple(problems), parameters, fitted)
+    return Results(root, str(scale), runs, costs, tuple(problems), parameters, fitted)
 
 
 _load_once = cache(load)

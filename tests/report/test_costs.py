@@ -15,7 +15,6 @@ from aero.records import read_csv
 from aero.report import appendix, show
 from aero.report.costs import (
     COST_TABLES,
-    LatencyBound,
     all_costs,
     audit,
     fits,
@@ -126,12 +125,6 @@ def test_golden_bytes_and_savings_of_table_4(results: Results):
     assert found.by_gelu * found.one_gelu == pytest.approx(found.as_written)
     assert found.share == pytest.approx(0.568, abs=2e-3) and found.tuned == pytest.approx(5.08, abs=0.01)
     assert saving(results, table, "SM+LN+G", "as_written", "bytes") == 1
-
-
-def test_the_published_minutes_are_too_short_for_the_published_bytes():
-    bound = LatencyBound(145.24, 100)
-    assert bound.one_way == pytest.approx(145.24e9 * 8 / 1e8 / 60) and bound.overlapped == bound.one_way / 2
-    assert bound.needed_mbit(30.74) == pytest.approx(315, abs=1)
 
 
 def test_parts_add_up(results: Results):

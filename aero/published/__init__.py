@@ -142,7 +142,6 @@ class Paper:
 
     short: str
     title: str
-    cite: str
     facts: dict[str, Any]
     tables: dict[str, Table]
     claims: tuple[Claim, ...] = ()
@@ -156,12 +155,12 @@ def load(short: str) -> Paper:
         raise ValueError(f"no published numbers for paper {short!r}; known papers: {', '.join(known_papers())}")
     values = yaml_of(text_of(path))
     facts = dict(values["paper"])
-    head = [facts.pop(key) for key in ("short", "title", "cite")]
+    title = facts.pop("title")
     tables = {str(number): _table(short, str(number), table) for number, table in values["tables"].items()}
     claims_path = path.with_name(f"{short}_claims.yaml")
     claims = yaml_of(text_of(claims_path)) if claims_path.is_file() else []
     version = facts.get("version", "")
-    return Paper(*head, facts, tables, tuple(_claim({"version": version} | entry) for entry in claims))
+    return Paper(short, title, facts, tables, tuple(_claim({"version": version} | entry) for entry in claims))
 
 
 def known_papers() -> tuple[str, ...]:

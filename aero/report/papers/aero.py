@@ -301,19 +301,9 @@ def figure_11(results: Results) -> Figure:
     return figure
 
 
-def figure_20(results: Results) -> Figure:
-    """FLOPs per token of GPT-2, small to XL, from 128 to 8K tokens."""
+def _flops(results: Results, models: Mapping[str, Sizes]) -> Figure:
+    """FLOPs per token of a family, smallest to largest, from 128 to 8K tokens."""
     del results
-    return _flops(GPT2)
-
-
-def figure_21(results: Results) -> Figure:
-    """FLOPs per token of Pythia, 70M to 12B, from 128 to 8K tokens."""
-    del results
-    return _flops(PYTHIA)
-
-
-def _flops(models: Mapping[str, Sizes]) -> Figure:
     figure, panels = subplots(len(models) // 4, 4, height=0.35 + 1.1 * len(models) / 4, squeeze=False)
     for panel, (name, sizes) in zip(panels.flat, models.items(), strict=True):
         _flops_bars(panel, sizes)
@@ -324,6 +314,9 @@ def _flops(models: Mapping[str, Sizes]) -> Figure:
         panel.set_xlabel("context length T")
     figure.legend(*panels[0, 0].get_legend_handles_labels(), loc="outside upper center", ncols=2, frameon=False)
     return figure
+
+
+figure_20, figure_21 = (partial(_flops, models=models) for models in (GPT2, PYTHIA))
 
 
 def _flops_bars(panel: Axes, sizes: Sizes) -> None:

@@ -6,6 +6,7 @@ Entropy-Guided's Figures 5, 6 and 7 are AERO's 10, 18 and 19.
 from __future__ import annotations
 
 import math
+from functools import partial
 
 import numpy as np
 import pandas as pd
@@ -74,10 +75,6 @@ def figure_3a(results: Results) -> Figure:
     return quarter_bars(results, TABLE_2_RUNS, printed=printed)
 
 
-def figure_5(results: Results) -> Figure:
-    return heatmaps(results, ("sm-ln-g", "sm-ln-r", "sm-g", "sm-r"), columns=4, height=1.8)
-
-
 def figure_6(results: Results) -> Figure:
     """SM: (a) values beyond float16 in each layer over training, (b) entropy of every head."""
     figure, (counts, heads_panel) = subplots(1, 2, height=1.9, width_ratios=(2.2, 1))
@@ -89,14 +86,6 @@ def figure_6(results: Results) -> Figure:
     heads_panel.set_xlabel("head")
     figure.colorbar(ScalarMappable(norm, ENTROPY), ax=heads_panel, label="mean entropy, nats", pad=0.02)
     return figure
-
-
-def figure_7(results: Results) -> Figure:
-    return heatmaps(results, STABILISED_RUNS, STABILISED, columns=3, height=1.7)
-
-
-def figure_9(results: Results) -> Figure:
-    return quarter_bars(results, (*STABILISED_RUNS, REGULARISED), (*STABILISED, "entropy reg."))
 
 
 def figure_10(results: Results) -> Figure:
@@ -127,25 +116,6 @@ def figure_10(results: Results) -> Figure:
     return figure
 
 
-def figure_12(results: Results) -> Figure:
-    return over_training(results, TABLE_2_RUNS)
-
-
-def figure_13(results: Results) -> Figure:
-    names = ("(a) one slope per layer", "(b) one slope for all layers")
-    return over_training(results, ("sm-leakyr", "sm-leakyr-global"), names, columns=2, height=1.5)
-
-
-def figure_14(results: Results) -> Figure:
-    names = [f"({letter}) {name}" for letter, name in zip("abcd", (*STABILISED, "entropy reg."), strict=True)]
-    return over_training(results, (*STABILISED_RUNS, REGULARISED), names, columns=4)
-
-
-def figure_16(results: Results) -> Figure:
-    names = ("none pruned", *(f"{pruned} pruned" for pruned in range(1, 8)))
-    return quarter_bars(results, PRUNED_RUNS, names, ("observed", "causal_bound"))
-
-
 def figure_17(results: Results) -> Figure:
     """Seven FFNs pruned, six and none: entropy of each layer over training, and of every head after it."""
     runs, names = ("sm-scfuffni-7", "sm-scfuffni-6", "sm-scfuffn"), ("7 pruned", "6 pruned", "none pruned")
@@ -168,12 +138,41 @@ def figure_18(results: Results) -> Figure:
     facts = load("aero").facts["figures"]["18"]["fractions"]
     printed = [(MARGIN_RUNS[gamma], (3,), value) for gamma, value in facts.items()]
     names = [f"γ = {gamma:.2f}" for gamma in MARGIN_RUNS]
-    return quarter_bars(results, tuple(MARGIN_RUNS.values()), names, ("observed", "causal_bound"), printed)
+    return quarter_bars(results, tuple(MARGIN_RUNS.values()), names, _BOTH, printed)
 
 
-def figure_19(results: Results) -> Figure:
-    chosen = {gamma: run for gamma, run in MARGIN_RUNS.items() if gamma <= 0.25}
-    return over_training(results, tuple(chosen.values()), [f"γ = {gamma:.2f}" for gamma in chosen])
+def _lettered(*names: str) -> list[str]:
+    return [f"({letter}) {name}" for letter, name in zip("abcdef", names, strict=False)]
+
+
+_BOTH, _GAMMAS = ("observed", "causal_bound"), [gamma for gamma in MARGIN_RUNS if gamma <= 0.25]
+figure_5 = partial(heatmaps, runs=("sm-ln-g", "sm-ln-r", "sm-g", "sm-r"), columns=4, height=1.8)
+figure_7 = partial(heatmaps, runs=STABILISED_RUNS, names=STABILISED, columns=3, height=1.7)
+figure_9 = partial(quarter_bars, runs=(*STABILISED_RUNS, REGULARISED), names=(*STABILISED, "entropy reg."))
+figure_12 = partial(over_training, runs=TABLE_2_RUNS)
+figure_13 = partial(
+    over_training,
+    runs=("sm-leakyr", "sm-leakyr-global"),
+    names=_lettered("one slope per layer", "one slope for all layers"),
+    columns=2,
+    height=1.5,
+)
+figure_14 = partial(
+    over_training, runs=(*STABILISED_RUNS, REGULARISED), names=_lettered(*STABILISED, "entropy reg."), columns=4
+)
+figure_16 = partial(
+    quarter_bars, runs=PRUNED_RUNS, names=("none pruned", *(f"{n} pruned" for n in range(1, 8))), maxima=_BOTH
+)
+figure_19 = partial(
+    over_training, runs=[MARGIN_RUNS[gamma] for gamma in _GAMMAS], names=[f"γ = {gamma:.2f}" for gamma in _GAMMAS]
+)
+guided_figure_2 = partial(heatmaps, runs=TABLE_2_RUNS, columns=6, height=1.9)
+guided_figure_4 = partial(
+    over_training,
+    runs=("sm-ln-g", "sm", *STABILISED_RUNS, REGULARISED),
+    names=_lettered("SM+LN+G", "SM", *STABILISED, "entropy reg."),
+)
+guided_table_3 = partial(perplexities, address="entropy_guided/table3")
 
 
 def failures(results: Results) -> pd.DataFrame:
@@ -319,20 +318,6 @@ def _temperatures(trained: Run) -> list[dict[str, object]]:
 
 
 # Entropy-Guided Attention ------------------------------------------------------------------------------------------
-
-
-def guided_figure_2(results: Results) -> Figure:
-    return heatmaps(results, TABLE_2_RUNS, columns=6, height=1.9)
-
-
-def guided_figure_4(results: Results) -> Figure:
-    names = ("SM+LN+G", "SM", *STABILISED, "entropy reg.")
-    lettered = [f"({letter}) {name}" for letter, name in zip("abcdef", names, strict=True)]
-    return over_training(results, ("sm-ln-g", "sm", *STABILISED_RUNS, REGULARISED), lettered)
-
-
-def guided_table_3(results: Results) -> pd.DataFrame:
-    return perplexities(results, "entropy_guided/table3")
 
 
 def parts(results: Results) -> pd.DataFrame:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -84,18 +85,10 @@ def _setting_of(model: Measured, printed: Table, row: str, task: str) -> Setting
     return model.setting(task, max(model.segments(task)), "select", **change)
 
 
-def table_main(results: Results) -> pd.DataFrame:
-    """Full attention against P segments without a remedy: published / measured."""
-    return _beside_published(measured(results), load(PAPER).tables["main"])
-
-
-def table_ablation(results: Results) -> pd.DataFrame:
-    """Selective attention by K and aggregation at the largest P of each task: published / measured."""
-    return _beside_published(measured(results), load(PAPER).tables["ablation"])
-
-
-def _beside_published(model: Measured | None, printed: Table) -> pd.DataFrame:
-    rows = []
+def _beside_published(results: Results, number: str) -> pd.DataFrame:
+    """A printed table, published / measured: full attention against P segments without a remedy, or selective attention
+    by K and aggregation at the largest P of each task."""
+    model, printed, rows = measured(results), load(PAPER).tables[number], []
     for row in printed.rows:
         line = {"attention": row.name}
         for task in model.tasks if model else ():
@@ -104,6 +97,9 @@ def _beside_published(model: Measured | None, printed: Table) -> pd.DataFrame:
                 line[TITLES[task]] = f"{row.cells[KINDS[task]].text} / {_cell(task, found)}"
         rows.append(line)
     return pd.DataFrame(rows)
+
+
+table_main, table_ablation = (functools.partial(_beside_published, number=number) for number in ("main", "ablation"))
 
 
 def _cell(task: str, found: Estimate | None) -> str:
@@ -152,17 +148,9 @@ COLOURS = {"naive": "#d55e00", "sink": "#0072b2", "select": "#009e73", "both": "
 MARKERS = {"naive": "o", "sink": "s", "select": "^", "both": "D"}
 
 
-def figure_performance(results: Results) -> Figure:
-    """Performance against P, one panel a task, one colour a remedy; bars: 95 % intervals over episodes."""
-    return _panels(results, entropy=False)
-
-
-def figure_entropy(results: Results) -> Figure:
-    """Mean attention entropy of the query's tokens against P."""
-    return _panels(results, entropy=True)
-
-
 def _panels(results: Results, entropy: bool) -> Figure:
+    """Performance, or mean attention entropy of the query's tokens, against P: one panel a task, one colour a remedy;
+    bars: 95 % intervals over episodes."""
     model = measured(results)
     if model is None:
         return not_measured()
@@ -190,6 +178,9 @@ def _panels(results: Results, entropy: bool) -> Figure:
     panels[0][0].set_ylabel("entropy, nats" if entropy else "perplexity or % right")
     _legend(figure)
     return figure
+
+
+figure_performance, figure_entropy = (functools.partial(_panels, entropy=entropy) for entropy in (False, True))
 
 
 def figure_correlation(results: Results) -> Figure:

@@ -96,10 +96,10 @@ class HTML(str):
 
 
 def subplots(
-    rows: int = 1, columns: int = 1, *, height: float, width: float = WIDTH, **options: Any
+    rows: int = 1, columns: int = 1, *, height: float, layout: str | None = "constrained", **options: Any
 ) -> tuple[Figure, Any]:
     """A figure of the page's width (inches) and its axes; options as of `matplotlib.figure.Figure.subplots`."""
-    figure = Figure(figsize=(width, height), layout="constrained")
+    figure = Figure(figsize=(WIDTH, height), layout=layout)
     return figure, figure.subplots(rows, columns, **options)
 
 

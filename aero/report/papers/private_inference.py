@@ -87,8 +87,7 @@ def _stacked(
     """Horizontal bars, one a row and program; `printed`: the published value of a row, a diamond on its bars."""
     if not bars:
         return show.not_measured()
-    figure = Figure(figsize=(show.WIDTH, 0.8 + 0.27 * len(bars)))
-    axes = figure.subplots()
+    figure, axes = show.subplots(height=0.8 + 0.27 * len(bars), layout=None)
     names = list(dict.fromkeys(name for name, *_ in bars))
     places = [place + 0.35 * names.index(name) for place, (name, *_) in enumerate(bars)]
     left = [0.0] * len(bars)
@@ -122,8 +121,7 @@ def published_minutes(results: Results) -> Figure:
             if bound and printed:
                 points.append((number, bound.overlapped, printed))
     del results
-    figure = Figure(figsize=(show.WIDTH, 2.5))
-    axes = figure.subplots()
+    figure, axes = show.subplots(height=2.5, layout=None)
     ends = [3.0, 130.0]
     axes.plot(ends, ends, color=show.INK, linewidth=1)
     axes.fill_between(ends, [1, 1], ends, color=show.GRID, alpha=0.6, linewidth=0)
@@ -160,8 +158,7 @@ def savings_by_program(results: Results) -> Figure:
     """Saving in GB over SM+LN+G at T=128: published, reproduced, stock SPU, with a cheap GELU, optimised."""
     table, fitted = load("aero").tables["4"], fits(results)
     base = fitted.get(("4", table.rows[0].name))
-    figure = Figure(figsize=(show.WIDTH, 2.6))
-    axes = figure.subplots()
+    figure, axes = show.subplots(height=2.6, layout=None)
     for place, name in enumerate(SAVINGS_ROWS):
         found, fit = audit(results, table, name, "bytes"), fitted.get(("4", name))
         values = (
@@ -190,8 +187,7 @@ def savings_by_program(results: Results) -> Figure:
 def fit_residuals(results: Results) -> Figure:
     """Relative difference of the reproduced from the published GB, all rows of Tables 4-7."""
     fitted = fits(results)
-    figure = Figure(figsize=(show.WIDTH, 1.5))
-    axes = figure.subplots()
+    figure, axes = show.subplots(height=1.5, layout=None)
     for place, number in enumerate(COST_TABLES):
         values = [fit.residual_percent for (which, _), fit in fitted.items() if which == number]
         axes.plot(values, [place] * len(values), "o", color=show.AS_WRITTEN, alpha=0.5, markersize=6,
@@ -275,8 +271,7 @@ def draw_pareto(found: Sequence[Point], title: str, scale: str) -> Figure:
     """Perplexity against GB, both in logarithms; the front is a line through larger, named points."""
     if not found:
         return show.not_measured()
-    figure = Figure(figsize=(show.WIDTH, 3.3))
-    axes = figure.subplots()
+    figure, axes = show.subplots(height=3.3, layout=None)
     front = [point for point in found if point.front]
     rest = [point for point in found if not point.front]
     axes.step([p.bytes / GB for p in front], [p.perplexity for p in front], where="post", color=show.TUNED)

@@ -9,7 +9,6 @@ import subprocess
 from pathlib import Path
 
 import pandas as pd
-import torch
 
 from aero.config import load as load_parameters
 from aero.errors import run_main
@@ -29,8 +28,7 @@ def main(arguments: list[str]) -> None:
         raise ValueError(f"unknown scale {chosen.scale!r}; known: {', '.join(parameters.scales)}")
     if chosen.scale:
         os.environ[SCALE_VARIABLE] = chosen.scale
-    torch.set_num_threads(1)  # two processes render
-    results = load()  # as the notebooks do, which then read nothing again
+    results = load()  # as the notebooks do
     judged = claims.judge(results)
     # Everything is made before anything is written: a failure leaves the last report whole.
     texts = files(results, judged)

@@ -1,27 +1,21 @@
 """The report's notebooks as one self-contained HTML page and one PDF.
 
-The code cells of the notebooks in reports/ are run by two processes. Their Markdown cells and what the code cells show
-become one document, in the order of the notebooks. Pandoc makes the page of it (formulas as MathML, nothing loaded from
+The notebooks in reports/ are executed in two kernels. Their Markdown cells and the HTML their code cells show become
+one document, in the order of the notebooks. Pandoc makes the page of it (formulas as MathML, nothing loaded from
 outside) and, through Typst, the PDF. The same inputs give the same bytes.
 """
 
 from __future__ import annotations
 
-import ast
+import asyncio
 import base64
-import contextlib
-import gc
 import hashlib
 import os
 import re
-import sys
 import tempfile
-from code import InteractiveInterpreter
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
-from multiprocessing import get_context
-from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
 
@@ -40,7 +34,10 @@ NOTEBOOKS = (
     "private_inference",
     "appendix",
 )
-"""In the order of the report, a chapter each."""
+"""In the order of the report, a chapter each. Not aero.py: in the kernel's folder it would shadow the package."""
+CELL_SECONDS = 600
+KERNELS = 2
+"""Kernels at a time."""
 SCREEN_ONLY = '<div class="screen-only"'
 """What a cell shows on the page alone starts with this."""
 PAGE_COLOURS = {show.INK: "--ink", show.PAPER: "--paper", show.GRID: "--grid", show.MUTED: "--muted"}
@@ -66,87 +63,79 @@ def render(root: Path, footer: str = "") -> Rendered:
 
 
 def execute(root: Path) -> list[str]:
-    """The Markdown of all notebooks and, as `HTML`, what their code shows, in order.
+    """The Markdown of all notebooks and, as `HTML`, what their code shows, in order."""
+    import jupytext
+    from nbformat.v4 import new_code_cell, new_notebook
 
-    This process and a copy of it, which has all that this one has loaded, each take the longest notebook that is left.
-    """
-    sources = {}
+    notebooks = []
     for name in NOTEBOOKS:
         path = root / "reports" / f"{name}.py"
         if not path.is_file():
             raise ValueError(f"{path} is missing; run from the repository's root folder")
-        sources[name] = path.read_text(encoding="utf-8")
-    names = sorted(sources, key=lambda name: len(sources[name]), reverse=True)
-    left, fill = os.pipe()
-    os.write(fill, bytes(range(len(names))))
-    os.close(fill)
-    gc.freeze()  # nothing that is loaded is garbage
-    context = get_context("fork")
-    here, there = context.Pipe(duplex=False)
-    other = context.Process(target=_send, args=(there, names, sources, left))
-    with contextlib.chdir(root):
-        other.start()
-        there.close()
+        # Names of one notebook are unknown to the next.
+        cells = [new_code_cell("%reset -f"), *jupytext.read(path, fmt="py:percent").cells]
+        notebooks.append(new_notebook(cells=cells))
+    asyncio.run(_execute(notebooks, root))
+    parts: list[str] = []
+    for cell in (cell for notebook in notebooks for cell in notebook.cells):
+        if cell.cell_type == "markdown":
+            parts.append(cell.source)
+        else:
+            shown = (output.get("data", {}).get("text/html") for output in cell.outputs)
+            parts += [HTML(one) for one in shown if one]
+    return parts
+
+
+async def _execute(notebooks: list[Any], root: Path) -> None:
+    """Execute the notebooks in place, the longest first, each in the first kernel that is free."""
+    left = sorted(notebooks, key=lambda notebook: len(notebook.cells))
+    try:
+        async with asyncio.TaskGroup() as kernels:
+            for _ in range(min(KERNELS, len(notebooks))):
+                kernels.create_task(_execute_in_a_kernel(left, root))
+    except ExceptionGroup as group:
+        raise group.exceptions[0] from None
+
+
+async def _execute_in_a_kernel(left: list[Any], root: Path) -> None:
+    """Take notebooks from the end of `left` until none is left."""
+    from jupyter_client import AsyncKernelManager
+    from nbclient.exceptions import CellExecutionError, DeadKernelError
+    from nbconvert.preprocessors import ExecutePreprocessor
+
+    with tempfile.TemporaryDirectory(prefix="aero-kernel-") as home:
+        environment = os.environ | {
+            "PYTHONPATH": os.pathsep.join(filter(None, (str(root), os.environ.get("PYTHONPATH")))),
+            "IPYTHONDIR": home,
+            "JUPYTER_CONFIG_DIR": home,
+            "MPLCONFIGDIR": os.environ.get("MPLCONFIGDIR", home),
+            "PYTHONHASHSEED": "0",
+            "OMP_NUM_THREADS": "1",
+        }
+        # A socket file keeps other users of the machine from the kernel; its path must be short.
+        transport = "ipc" if os.name == "posix" and len(home) < 85 else "tcp"
+        manager = AsyncKernelManager(kernel_name="python3", transport=transport, connection_file=f"{home}/kernel.json")
         try:
-            made, found = _run_notebooks(names, sources, left), here.recv()
-        except EOFError:
-            raise ValueError("a process of the report died; is there enough memory?") from None
+            await manager.start_kernel(env=environment, cwd=str(root))
+            while left:
+                executor = ExecutePreprocessor(km=manager, timeout=CELL_SECONDS)
+                executor.nb, executor.resources = left.pop(), {"metadata": {"path": str(root)}}
+                executor.reset_execution_trackers()
+                client = await executor.async_start_new_kernel_client()
+                for number, cell in enumerate(executor.nb.cells):  # not its async_execute, which takes SIGTERM
+                    await executor.async_execute_cell(cell, number)
+                client.stop_channels()
+        except CellExecutionError as error:
+            message = re.sub(r"\x1b\[[0-9;]*m", "", f"{error.ename}: {error.evalue}")
+            raise ValueError(f"a notebook in reports/ fails: {cut(' '.join(message.split()), 300)}") from None
+        except DeadKernelError:
+            if (task := asyncio.current_task()) and task.cancelling():  # nbclient takes this for a dead kernel
+                raise asyncio.CancelledError from None
+            raise ValueError("a kernel of the report died; is there enough memory?") from None
         finally:
-            os.close(left)
-            other.kill()
-            other.join()
-    if isinstance(found, ValueError):
-        raise found
-    return [part for name in NOTEBOOKS for part in (made | found)[name]]
-
-
-def _send(there: Connection, names: list[str], sources: dict[str, str], left: int) -> None:
-    with contextlib.suppress(KeyboardInterrupt, BrokenPipeError):  # the first process reports why it ended
-        try:
-            there.send(_run_notebooks(names, sources, left))
-        except ValueError as error:
-            there.send(error)
-
-
-def _run_notebooks(names: list[str], sources: dict[str, str], left: int) -> dict[str, list[str]]:
-    """Run the notebooks whose places are taken from the pipe `left`."""
-    made = {}
-    while place := os.read(left, 1):
-        name, notebook, parts = names[place[0]], Notebook(), []
-        try:
-            for is_markdown, text in cells(sources[name]):
-                parts += [text] if is_markdown else notebook.run(text)
-        except Exception as error:
-            message = " ".join(f"{type(error).__name__}: {error}".split())
-            raise ValueError(f"a notebook in reports/ fails: {cut(message, 300)}") from error
-        made[name] = parts
-    return made
-
-
-def cells(source: str) -> Iterator[tuple[bool, str]]:
-    """Of each cell of a notebook in percent format, whether it is Markdown, and its text."""
-    _, *parts = re.split(r"^# %%(.*)\n", source, flags=re.MULTILINE)
-    for kind, text in zip(parts[::2], parts[1::2], strict=True):
-        is_markdown = "[markdown]" in kind
-        yield is_markdown, re.sub("^# ?", "", text, flags=re.MULTILINE).strip() if is_markdown else text
-
-
-class Notebook(InteractiveInterpreter):
-    """Runs code cells as Python's prompt does, with names of its own."""
-
-    def run(self, text: str) -> list[HTML]:
-        """What a cell shows."""
-        shown: list[Any] = []
-        before, sys.displayhook = sys.displayhook, shown.append
-        try:
-            self.locals["display"] = shown.append
-            self.runcode(compile(ast.Interactive(ast.parse(text).body), "notebook", "single"))
-        finally:
-            sys.displayhook = before
-        return [one for one in shown if isinstance(one, HTML)]
-
-    def showtraceback(self) -> None:
-        raise
+            if manager.has_kernel:
+                await manager.shutdown_kernel(now=True)
+            await manager.cleanup_resources()
 
 
 def document(parts: Iterable[str], changed: Callable[[str], str]) -> str:

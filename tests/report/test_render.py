@@ -1,4 +1,4 @@
-"""The page and the PDF of two small notebooks."""
+"""The page and the PDF of two small notebooks that are executed in a kernel."""
 
 from __future__ import annotations
 
@@ -106,36 +106,25 @@ import sys
 from pathlib import Path
 from aero.errors import run_main
 from aero.report import render
-render.NOTEBOOKS = ("slow", "slower")
+render.NOTEBOOKS = ("slow",)
 run_main(lambda root: render.execute(Path(root[0])) and None, sys.argv[1:])
 """
 
 
-def test_sigterm_while_rendering_is_one_line_and_leaves_no_process(root: Path) -> None:
+def test_sigterm_while_rendering_is_one_line_and_leaves_no_kernel(root: Path) -> None:
     """At once, not when the cell ends."""
-    for name in ("slow", "slower"):
-        slow = "# %%\nimport os, time\nopen(f'{os.getpid()}.pid', 'w').close()\ntime.sleep(100)\n"
-        (root / f"reports/{name}.py").write_text(slow, encoding="utf-8")
-    command = [sys.executable, "-c", TERMINATED, str(root)]
+    slow = "# %%\nimport os, time\nprint(os.getpid(), file=open('kernel', 'w'), flush=True)\ntime.sleep(100)\n"
+    (root / "reports/slow.py").write_text(slow, encoding="utf-8")
+    command, kernel = [sys.executable, "-c", TERMINATED, str(root)], root / "kernel"
     with subprocess.Popen(command, stderr=subprocess.PIPE, text=True) as process:
-        while len(list(root.glob("*.pid"))) < 2:
+        while not (kernel.is_file() and kernel.read_text()):
             assert process.poll() is None
             time.sleep(0.1)
         process.send_signal(signal.SIGTERM)
         error = process.communicate(timeout=60)[1]
     assert process.returncode == 130 and error.startswith("error: interrupted") and error.count("\n") == 1
-    for path in root.glob("*.pid"):
-        with pytest.raises(ProcessLookupError):
-            os.kill(int(path.stem), 0)
-
-
-def test_a_process_that_dies_is_one_line(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    dying = "# %%\nimport multiprocessing, os, time\nmultiprocessing.parent_process() and os._exit(9)\ntime.sleep(1)\n"
-    for name in ("dying", "too"):
-        (root / f"reports/{name}.py").write_text(dying, encoding="utf-8")
-    monkeypatch.setattr(render, "NOTEBOOKS", ("dying", "too"))
-    with pytest.raises(ValueError, match="enough memory"):
-        render.execute(root)
+    with pytest.raises(ProcessLookupError):
+        os.kill(int(kernel.read_text()), 0)
 
 
 def test_a_table_shows_three_significant_digits() -> None:

@@ -15,7 +15,6 @@
 
 # %%
 import pandas as pd
-from IPython.display import HTML
 
 from aero.report import appendix, claims, show
 from aero.report.papers import aero_entropy
@@ -29,10 +28,10 @@ BENCH, ROBUSTNESS = "results/bench", "results/robustness"
 # %% [markdown]
 # ## Explorer
 #
-# Compare rows by bytes, latency and perplexity; search, sort and filter the claims (HTML page only).
+# Search, sort and filter rows by bytes, latency and perplexity, and the claims (HTML page only).
 
 # %%
-HTML(appendix.explorer(results, claims.judge(results)))
+appendix.explorer(results, claims.judge(results))
 
 # %% [markdown]
 # ## Artifact

@@ -130,7 +130,7 @@ show.table(
     parallel_figures.table_cost(results),
     "Time and memory of encoding the context",
     "One thread, each setting in its own process. Memory: the peak beyond that of the loaded model.",
-    sources=["results/parallel_context/cost.json"] if parallel_context.costs(results) else [],
+    sources=["results/parallel_context/cost.json"],
     command=MEASURE,
 )
 

@@ -45,7 +45,7 @@ COMPOSE = "python -m stages.two_party_all"
 
 # %%
 show.figure(
-    figures.bytes_by_part(results),
+    figures.by_part(results, "bytes"),
     "Where the bytes go",
     "GPT-2, T=128. `other`: learned scaling of feed-forward outputs, set-up of a session (22 MB).",
     sources=["results/two_party/all_rows.csv"],
@@ -233,7 +233,7 @@ show.figure(
 
 # %%
 show.figure(
-    figures.seconds_by_part(results),
+    figures.by_part(results, "seconds"),
     "Where the computing goes",
     "GPT-2, T=128. The optimised program multiplies by the server's matrices outside SPU, by the same protocol.",
     sources=["results/two_party/all_rows.csv"],

@@ -8,7 +8,6 @@ Finished trainings are skipped and unfinished ones resume, so the same command c
 from __future__ import annotations
 
 import argparse
-import csv
 import itertools
 import math
 from concurrent.futures import ProcessPoolExecutor, as_completed
@@ -85,8 +84,7 @@ def key_of(row: dict[str, Any]) -> tuple[Any, ...]:
 
 def write_row(path: Path, row: dict[str, Any]) -> None:
     """Add the row, in place of an earlier one of the same training; the table stays sorted."""
-    table = csv.DictReader(path.read_text(encoding="utf-8").splitlines() if path.is_file() else [])
-    rows = {key_of(old): old for old in table} | {key_of(row): row}
+    rows = {key_of(old): old for old in records.read_csv(path)} | {key_of(row): row}
     records.write_text(path, records.csv_text(COLUMNS, [rows[key] for key in sorted(rows)]))
 
 

@@ -6,7 +6,6 @@ python -m stages.ngrams --scale desk --steps 1000 5000
 from __future__ import annotations
 
 import argparse
-import csv
 import math
 from pathlib import Path
 
@@ -45,14 +44,10 @@ def main(arguments: list[str]) -> None:
         for order in range(1, highest + 1):
             perplexity = model.perplexity(evaluation, order)
             origin = (tokens.manifest["corpus_sha256"], records.commit())
-            rows.append((order, steps, seen.size, seed, round(perplexity, 4), *origin))
+            values = (order, steps, seen.size, seed, round(perplexity, 4), *origin)
+            rows.append(dict(zip(COLUMNS, values, strict=True)))
             print(f"{order}-grams of {seen.size:,} tokens: perplexity {perplexity:.2f}", flush=True)
-    path = Path("results") / chosen.scale / "ngrams.csv"
-    path.parent.mkdir(parents=True, exist_ok=True)
-    with open(path, "w", newline="", encoding="utf-8") as file:
-        writer = csv.writer(file, lineterminator="\n")
-        writer.writerow(COLUMNS)
-        writer.writerows(rows)
+    records.write_text(Path("results") / chosen.scale / "ngrams.csv", records.csv_text(COLUMNS, rows))
 
 
 if __name__ == "__main__":

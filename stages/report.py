@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import argparse
+import json
+import os
 import subprocess
 from pathlib import Path
 
@@ -10,11 +12,11 @@ import pandas as pd
 
 from aero.config import load as load_parameters
 from aero.errors import run_main
-from aero.records import CHANGES, changed, commit, write_together
+from aero.records import CHANGES, changed, commit, csv_text, write_together
 from aero.report import claims, tables
 from aero.report.papers import aero_entropy, entropy_landscape, parallel_figures, variance_sensitivity
 from aero.report.render import render
-from aero.report.results import Results, load
+from aero.report.results import SCALE_VARIABLE, Results, load
 
 
 def main(arguments: list[str]) -> None:
@@ -24,16 +26,19 @@ def main(arguments: list[str]) -> None:
     parameters = load_parameters()
     if chosen.scale and chosen.scale not in parameters.scales:
         raise ValueError(f"unknown scale {chosen.scale!r}; known: {', '.join(parameters.scales)}")
-    root = Path.cwd()
-    results = load(root, chosen.scale)
+    if chosen.scale:
+        os.environ[SCALE_VARIABLE] = chosen.scale
+    results = load()  # as the notebooks do
     judged = claims.judge(results)
     # Everything is made before anything is written: a failure leaves the last report whole.
     texts = files(results, judged)
-    report = render(root, results.scale, f"Rendered from commit {state()}, scale {results.scale}")
+    root = results.root
+    report = render(root, f"Rendered from commit {state()}, scale {results.scale}")
     pages = {Path("reports") / "report.html": report.html, Path("reports") / "report.pdf": report.pdf}
     # The metrics describe the other files and are written last.
-    metrics = claims.metrics_file(results, judged)
-    write_together({root / path: content for path, content in (texts | pages | metrics).items()})
+    metrics = json.dumps(claims.summary(results, judged), indent=1, ensure_ascii=False, allow_nan=False) + "\n"
+    contents = texts | pages | {Path("reports") / "metrics.json": metrics}
+    write_together({root / path: content for path, content in contents.items()})
     for path in (root / tables.FOLDER).glob("*.csv"):
         if path.relative_to(root) not in texts:
             path.unlink()
@@ -59,8 +64,8 @@ def files(results: Results, judged: pd.DataFrame) -> dict[Path, str]:
     temperatures = tables.FOLDER / "learned_temperatures.csv"
     own = {
         landscape: tables.cells_csv(entropy_landscape.cells(results)),
-        temperatures: tables.csv_text(aero_entropy.temperature_lines(results), aero_entropy.TEMPERATURE_COLUMNS),
-        Path("reports") / "claims.csv": claims.csv_text(judged),
+        temperatures: csv_text(aero_entropy.TEMPERATURE_COLUMNS, aero_entropy.temperature_lines(results)),
+        Path("reports") / "claims.csv": judged.to_csv(index=False, lineterminator="\n"),
     }
     for part in (tables, variance_sensitivity, parallel_figures):
         own |= part.files(results)

@@ -82,9 +82,11 @@ class Row:
 
 @dataclass(frozen=True)
 class Table:
-    """A printed table. dimensions: what it was measured on. trainings: what differs for each training of a row with
-    several. note: what is lost of the table. same_models: the table with the same models where the rows are lost."""
+    """A printed table. paper: its short name. dimensions: what it was measured on. trainings: what differs for each
+    training of a row with several. note: what is lost of the table. same_models: the table with the same models where
+    the rows are lost."""
 
+    paper: str
     number: str
     title: str
     place: str
@@ -140,7 +142,6 @@ class Paper:
 
     short: str
     title: str
-    cite: str
     facts: dict[str, Any]
     tables: dict[str, Table]
     claims: tuple[Claim, ...] = ()
@@ -154,12 +155,12 @@ def load(short: str) -> Paper:
         raise ValueError(f"no published numbers for paper {short!r}; known papers: {', '.join(known_papers())}")
     values = yaml_of(text_of(path))
     facts = dict(values["paper"])
-    head = [facts.pop(key) for key in ("short", "title", "cite")]
-    tables = {str(number): _table(str(number), table, path.name) for number, table in values["tables"].items()}
+    title = facts.pop("title")
+    tables = {str(number): _table(short, str(number), table) for number, table in values["tables"].items()}
     claims_path = path.with_name(f"{short}_claims.yaml")
     claims = yaml_of(text_of(claims_path)) if claims_path.is_file() else []
     version = facts.get("version", "")
-    return Paper(*head, facts, tables, tuple(_claim({"version": version} | entry) for entry in claims))
+    return Paper(short, title, facts, tables, tuple(_claim({"version": version} | entry) for entry in claims))
 
 
 def known_papers() -> tuple[str, ...]:
@@ -181,23 +182,24 @@ def fact(short: str, place: str) -> dict[str, Any]:
     return found
 
 
-def _table(number: str, values: dict[str, Any], file: str) -> Table:
+def _table(short: str, number: str, values: dict[str, Any]) -> Table:
+    place = f"{short}.yaml, Table {number}"
     columns = {str(key): Column(str(key), **column) for key, column in values["columns"].items()}
-    rows = tuple(_row(row, columns, f"{file}, Table {number}") for row in values["rows"])
-    trainings = {str(name): dict(changes) for name, changes in values.get("trainings", {}).items()}
+    rows = tuple(_row(row, columns, place) for row in values["rows"])
+    trainings = values.get("trainings", {})
     for row in rows:
         if row.runs and set(row.runs) != set(trainings):
-            raise ValueError(f"{file}, Table {number}, row {row.name}: runs are not those of trainings")
-    return Table(**values | {"number": number, "columns": columns, "rows": rows, "trainings": trainings})
+            raise ValueError(f"{place}, row {row.name}: runs are not those of trainings")
+    return Table(**{"paper": short, "number": number} | values | {"columns": columns, "rows": rows})
 
 
 def _row(values: dict[str, Any], columns: dict[str, Column], place: str) -> Row:
     cells, notes = values["cells"], values.get("notes", {})
     if odd := set(cells) ^ set(columns) | set(notes) - set(columns):
         raise ValueError(f"{place}, row {values['row']}: cells do not match the columns: {', '.join(sorted(odd))}")
-    runs = {str(training): run for training, run in values.get("runs", {}).items()}
     found = {key: _cell(column, cells[key], notes.get(key, "")) for key, column in columns.items()}
-    return Row(values["row"], values["group"], values.get("run"), found, runs, dict(values.get("setting", {})))
+    more = values.get("runs", {}), values.get("setting", {})
+    return Row(values["row"], values["group"], values.get("run"), found, *more)
 
 
 def _cell(column: Column, value: Any, note: str) -> Cell:

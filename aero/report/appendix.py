@@ -1,7 +1,7 @@
 """The appendix: the explorer, and tables and figures of `results/bench` (`make bench`) and `results/robustness`.
 
-The explorer compares rows of all tables by bytes, latency and perplexity and lists all claims, sorted and filtered. It
-is one fragment of HTML that loads nothing: vl-convert brings Vega-Lite, `assets/explorer.js` makes the tables.
+The explorer lists rows of all tables with bytes, latency and perplexity, and all claims, sorted and filtered. It is one
+fragment of HTML that loads nothing: `assets/explorer.js` makes the tables.
 """
 
 from __future__ import annotations
@@ -9,7 +9,6 @@ from __future__ import annotations
 import json
 from collections import defaultdict
 from collections.abc import Mapping
-from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -27,9 +26,8 @@ from aero.report.statistics import change
 
 BASELINE = "SM+LN+G"
 PERPLEXITY = "perplexity over SM+LN+G, %"
-AXES = ("GB", "WAN minutes", "LAN minutes", "computing minutes", "rounds", PERPLEXITY)
+AMOUNTS = ("GB", "WAN minutes", "LAN minutes", "computing minutes", "rounds", PERPLEXITY)
 CLAIM_COLUMNS = ("paper", "where", "claim", "published", "measured", "verdict")
-VEGA_LITE = "6.4"
 
 
 def explorer_rows(results: Results) -> pd.DataFrame:
@@ -57,7 +55,7 @@ def explorer_rows(results: Results) -> pd.DataFrame:
                     "configuration": run["architecture"],
                     "model": f"{model}, T={context}" + (f", {budget:g}x tokens" if budget != 1 else ""),
                 }
-                lines.append(names | {"program": PROGRAM_NAMES[program]} | dict(zip(AXES, shown, strict=True)))
+                lines.append(names | {"program": PROGRAM_NAMES[program]} | dict(zip(AMOUNTS, shown, strict=True)))
     return pd.DataFrame(lines)
 
 
@@ -71,75 +69,24 @@ def _minutes(seconds: float | None) -> float | None:
     return None if seconds is None else seconds / 60
 
 
-def explorer_chart(frame: pd.DataFrame) -> dict[str, Any]:
-    """Vega-Lite: rows of one model as points, quantities of both axes and the model by choice."""
-
-    def choice(name: str, options: list[str], value: str, label: str) -> dict[str, Any]:
-        return {"name": name, "value": value, "bind": {"input": "select", "options": options, "name": f"{label} "}}
-
-    models = list(dict.fromkeys(frame["model"]))
-    return {
-        "width": "container",
-        "height": 320,
-        "autosize": {"type": "fit", "contains": "padding"},
-        "background": "transparent",
-        "title": {"text": {"expr": "up + ' against ' + across"}, "color": "#808894", "fontSize": 12},
-        "data": {"values": json.loads(frame.to_json(orient="records"))},
-        "params": [
-            choice("across", list(AXES), "GB", "across"),
-            choice("up", list(AXES), PERPLEXITY, "up"),
-            choice("size", models, models[0], "model"),
-        ],
-        "transform": [
-            {"filter": "datum.model == size && isValid(datum[across]) && isValid(datum[up])"},
-            {"calculate": "datum[across]", "as": "x"},
-            {"calculate": "datum[up]", "as": "y"},
-        ],
-        "mark": {"type": "point", "filled": True, "size": 90, "opacity": 0.85},
-        "encoding": {
-            "x": {"field": "x", "type": "quantitative", "title": None, "scale": {"zero": False}},
-            "y": {"field": "y", "type": "quantitative", "title": None, "scale": {"zero": False}},
-            "color": {
-                "field": "program",
-                "type": "nominal",
-                "title": None,
-                "scale": {"domain": [PROGRAM_NAMES[p] for p in PROGRAMS], "range": ["#0072b2", "#009e73"]},
-                "legend": {"orient": "top"},
-            },
-            "shape": {"field": "program", "type": "nominal", "legend": None},
-            "tooltip": [{"field": field} for field in frame.columns],
-        },
-        "config": {"axis": {"labelColor": "#808894", "titleColor": "#808894"}, "legend": {"labelColor": "#808894"}},
-    }
+def explorer_script() -> str:
+    """The explorer's script; the page allows this one by its hash."""
+    return (Path(__file__).parent / "assets" / "explorer.js").read_text(encoding="utf-8")
 
 
-@cache
-def explorer_scripts() -> tuple[str, str]:
-    """Vega-Lite and the explorer's own script; the page allows these two by their hashes."""
-    import vl_convert
-
-    return vl_convert.javascript_bundle(vl_version=VEGA_LITE), (
-        Path(__file__).parent / "assets" / "explorer.js"
-    ).read_text(encoding="utf-8")
-
-
-def explorer(results: Results, claims: pd.DataFrame) -> str:
-    """HTML of the chart, the table of rows and the table of claims (frame with at least `CLAIM_COLUMNS`)."""
+def explorer(results: Results, claims: pd.DataFrame) -> show.HTML:
+    """HTML of the table of rows and the table of claims (frame with at least `CLAIM_COLUMNS`)."""
     frame = explorer_rows(results)
     data = {
-        "chart": explorer_chart(frame),
         "row_columns": list(frame.columns),
         "rows": json.loads(frame.to_json(orient="records")),
         "claim_columns": list(CLAIM_COLUMNS),
         "claims": json.loads(claims[list(CLAIM_COLUMNS)].to_json(orient="records")),
     }
     embedded = json.dumps(data).replace("<", "\\u003c").replace("&", "\\u0026")
-    return "\n".join(
-        (
-            '<div class="screen-only" id="explorer"><div id="explorer-chart"></div></div>',
-            f'<script type="application/json" id="explorer-data">{embedded}</script>',
-            *(f"<script>{script}</script>" for script in explorer_scripts()),
-        )
+    return show.HTML(
+        '<div class="screen-only" id="explorer"></div>\n'
+        f'<script type="application/json" id="explorer-data">{embedded}</script>\n<script>{explorer_script()}</script>'
     )
 
 
@@ -158,12 +105,6 @@ CAMPAIGNS = {
 }
 
 
-def read(results: Results, name: str) -> dict[str, Any]:
-    """A file of measurements, empty without it."""
-    path = results.root / "results" / f"{name}.json"
-    return json.loads(path.read_text(encoding="utf-8")) if path.is_file() else {}
-
-
 def _range(value: Mapping[str, float], unit: str = "x") -> str:
     return f"{value['median']:.2f}{unit} ({value['low']:.2f} to {value['high']:.2f})"
 
@@ -179,7 +120,7 @@ def training_step(results: Results) -> pd.DataFrame:
             "tokens/s, transformers": text(step["tokens_per_second"]["transformers"]["median"]),
             "ratio": _range(step["ratio"]),
         }
-        for step in read(results, "bench/training_step").get("steps", ())
+        for step in results.json("bench/training_step.json").get("steps", ())
     )
 
 
@@ -194,7 +135,7 @@ def regularized_step(results: Results) -> pd.DataFrame:
             "peak MiB, authors'": text(step["peak_bytes"]["authors"] / MIB),
             "cost of the regulariser, %": text(100 * step["overhead"]["median"], 2),
         }
-        for step in read(results, "bench/regularized_step").get("steps", ())
+        for step in results.json("bench/regularized_step.json").get("steps", ())
     )
 
 
@@ -202,7 +143,7 @@ def entropy_memory(results: Results) -> pd.DataFrame:
     """Peak memory in MiB of attention with its entropy and gradients, by how the attention matrix is held."""
     ways = {"matrix": "whole matrix", "kept": "causal half kept", "blocks": "recomputed in blocks"}
     by_context: dict[int, dict[str, str]] = defaultdict(dict)
-    for line in read(results, "bench/entropy_memory").get("memory", ()):
+    for line in results.json("bench/entropy_memory.json").get("memory", ()):
         by_context[line["context"]][f"MiB, {ways.get(line['way'], line['way'])}"] = text(line["peak_bytes"] / MIB)
     return pd.DataFrame({"context": context, **found} for context, found in sorted(by_context.items())).fillna("–")
 
@@ -216,14 +157,14 @@ def tokenizing(results: Results) -> pd.DataFrame:
             "MB a core second": text(size["mb_per_cpu_second"]["median"]),
             "peak memory, MiB": text(size["peak_bytes"] / MIB),
         }
-        for one in read(results, "bench/tokenizing").get("vocabularies", ())
+        for one in results.json("bench/tokenizing.json").get("vocabularies", ())
         for size in one["sizes"]
     )
 
 
 def pipeline(results: Results) -> pd.DataFrame:
     """Seconds of the pipeline's own commands with nothing to do, and what a second job gains."""
-    found = read(results, "bench/pipeline")
+    found = results.json("bench/pipeline.json")
     named = {
         "dvc repro, nothing to do, s": "idle_repro_seconds",
         "dvc status, s": "idle_status_seconds",
@@ -240,11 +181,10 @@ def pipeline(results: Results) -> pd.DataFrame:
 
 def growth_with_depth(results: Results) -> Figure:
     """GB and seconds of complete small private passes by number of layers, measured and composed."""
-    lines = read(results, "bench/two_party_growth_layers").get("lines", ())
-    figure, panels = show.subplots(1, 2, height=2.8)
+    lines = results.json("bench/two_party_growth_layers.json").get("lines", ())
     if not lines:
-        show.no_data(panels[0], "not measured yet")
-        return figure
+        return show.not_measured()
+    figure, panels = show.subplots(1, 2, height=2.8)
     colours = {"as_written": show.AS_WRITTEN, "tuned": show.TUNED}
     for axes, key, unit, label in ((panels[0], "bytes", 1e6, "MB"), (panels[1], "seconds", 1, "seconds")):
         for line in lines:
@@ -268,7 +208,7 @@ def campaigns(results: Results) -> pd.DataFrame:
     """Checks made and passed by every campaign, and the commit that they were made at."""
     lines = []
     for name, what in CAMPAIGNS.items():
-        found = read(results, f"robustness/{name}")
+        found = results.json(f"robustness/{name}.json")
         if not found:
             continue
         if name == "fuzz":
@@ -284,7 +224,7 @@ def campaigns(results: Results) -> pd.DataFrame:
 def determinism(results: Results) -> pd.DataFrame:
     """The same training again under another condition: whether all values are equal, and the largest difference."""
     groups: dict[tuple[str, str], list[dict[str, Any]]] = {}
-    for line in read(results, "robustness/determinism").get("comparisons", ()):
+    for line in results.json("robustness/determinism.json").get("comparisons", ()):
         groups.setdefault((line["scale"], line["compared"]), []).append(line)
     return pd.DataFrame(
         {
@@ -302,11 +242,10 @@ def determinism(results: Results) -> pd.DataFrame:
 
 def server(results: Results) -> Figure:
     """Resident memory of a server and seconds a question over a long session."""
-    found = read(results, "robustness/server")
-    figure, panels = show.subplots(1, 2, height=1.9)
+    found = results.json("robustness/server.json")
     if not found:
-        show.no_data(panels[0], "not measured yet")
-        return figure
+        return show.not_measured()
+    figure, panels = show.subplots(1, 2, height=1.9)
     samples = pd.DataFrame(found["samples"], columns=found["columns"])
     samples = samples[samples["memory_bytes"] > 0]
     panels[0].plot(samples["question"], samples["memory_bytes"] / MIB, color=show.AS_WRITTEN)

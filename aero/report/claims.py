@@ -7,11 +7,9 @@ The few numbers that the report's first sentences state, and those that DVC list
 from __future__ import annotations
 
 import dataclasses
-import json
 from collections.abc import Callable, Iterator
 from functools import cache
 from math import log, nan
-from pathlib import Path
 from typing import Any
 
 import pandas as pd
@@ -147,11 +145,6 @@ def deciding_scale(results: Results, claim: Claim) -> tuple[str, list[str]]:
     return chosen, [s for s in fewer if chosen not in order or order.index(s) < order.index(chosen)]
 
 
-def csv_text(judged: pd.DataFrame) -> str:
-    """The text of reports/claims.csv."""
-    return judged.to_csv(index=False, lineterminator="\n")
-
-
 def table(judged: pd.DataFrame, paper: str = "") -> pd.DataFrame:
     """The claims of a paper (of all if none is named) as they are shown."""
     chosen = judged[judged.paper == paper] if paper else judged
@@ -162,28 +155,6 @@ def counts(judged: pd.DataFrame) -> pd.DataFrame:
     """How many claims got each verdict (columns), by what they rest on (rows)."""
     found = pd.crosstab(judged.group, judged.verdict)
     return found.reindex(index=GROUPS, columns=VERDICTS, fill_value=0)
-
-
-def predictions(results: Results) -> pd.DataFrame:
-    """The registered comparisons of perplexities (results/desk/predictions.yaml) with their verdicts."""
-    rows = []
-    for one in registered(results):
-        number, sides = one["published"], {"run": one["run"], "base": one["against"]}
-        direction = {"+": "above", "-": "below"}[one["sign"]]
-        rule = ("equal_within", {"value": number}) if number else (direction, {})
-        quantity = ("perplexity_change", sides)
-        found = decide(results, Claim("", "", one["where"], "before the data", quantity, rule, str(number)))
-        rows.append(
-            {
-                "run": one["run"],
-                "against": one["against"],
-                "predicted, %": f"{number:+.1f}" if number else one["sign"],
-                "measured": found.measured or "–",
-                "scale": found.scale,
-                "verdict": found.verdict,
-            }
-        )
-    return pd.DataFrame(rows)
 
 
 # Headline numbers -----------------------------------------------------------------------------------------------------
@@ -212,14 +183,9 @@ def headline(results: Results) -> dict[str, Any]:
     table, fitted = load("aero").tables["4"], fits(results)
     base = table.rows[0].name
     own = audit(results, table, AERO, "bytes")
-    tables = {number: load("aero").tables[number] for number in COST_TABLES}
-    bounds = {
-        (number, row.name): (published_bound(load("aero"), number, row.name), row.cells["latency"].value)
-        for number, one in tables.items()
-        for row in one.rows
-    }
-    possible = [bound.overlapped <= minutes for bound, minutes in bounds.values() if bound and minutes]
-    bound, minutes = bounds["4", base]
+    printed = [(load("aero").tables[number], row) for number in COST_TABLES for row in load("aero").tables[number].rows]
+    bounds = [(published_bound(one, row.name), row.cells["latency"].value) for one, row in printed]
+    possible = [bound.overlapped <= minutes for bound, minutes in bounds if bound and minutes]
     trained = evidence(results)
     seeds = trained.seeds("sm-ln-g")
     printed_changes = {(one["run"], one["against"]): one["published"] for one in registered(results)}
@@ -233,7 +199,7 @@ def headline(results: Results) -> dict[str, Any]:
         return shown if published is None else f"{shown} ({published:+.0f})"
 
     context = table.dimensions["context"]
-    theory = load_theory(results.root)
+    theory = load_theory(results)
     slopes = theory.tables["softmax"] if theory else pd.DataFrame(columns=["slope", "theorem_slope", "slope_error"])
     wrong = (slopes["theorem_slope"] - slopes["slope"]).abs() > 4.5 * slopes["slope_error"] + 1e-3
     return {
@@ -246,8 +212,8 @@ def headline(results: Results) -> dict[str, Any]:
         "saving_unfused": saving(results, table, "SM+ScFFN", OPTIMISED, "bytes") or nan,
         "gelu_percent": 100 * (1 - own.share) if own.share else nan,
         "impossible": possible.count(False),
-        "minutes": minutes,
-        "needed_minutes": bound.overlapped,
+        "minutes": table.value(base, "latency"),
+        "needed_minutes": published_bound(table, base).overlapped,
         "scale": trained.scale,
         "seeds": f"{len(seeds)} seed{'' if len(seeds) == 1 else 's'}",
         "tokens": seeds[0].metrics["tokens"] / 1e6 if seeds else nan,
@@ -261,9 +227,3 @@ def headline(results: Results) -> dict[str, Any]:
         "log_t": log(context),
         "causal": causal_bound(context),
     }
-
-
-def metrics_file(results: Results, judged: pd.DataFrame) -> dict[Path, str]:
-    """Path below the project's root and text of the metrics file."""
-    text = json.dumps(summary(results, judged), indent=1, ensure_ascii=False, allow_nan=False) + "\n"
-    return {Path("reports") / "metrics.json": text}

@@ -8,14 +8,15 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 from typing import Any
 
 from aero.architecture import parse
 from aero.flops import Count, Sizes, count
-from aero.published import Paper, Table, load, table
+from aero.published import Table, fact
 from aero.records import read_csv
 from aero.report.results import Cost, Results
 from aero.two_party.cost.network import Network, wire_bytes
@@ -60,10 +61,10 @@ class LatencyBound:
         return self.gigabytes * GB * 8 / (minutes * 60) / 1e6 / 2
 
 
-def published_bound(paper: Paper, table: str, row: str) -> LatencyBound | None:
+def published_bound(table: Table, row: str) -> LatencyBound | None:
     """What the published bytes of `row` allow on the published network; None where no bytes are printed."""
-    gigabytes = paper.tables[table].value(row, "communication")
-    return None if gigabytes is None else LatencyBound(gigabytes, paper.facts["network"]["bandwidth_mbit"])
+    gigabytes = table.value(row, "communication")
+    return None if gigabytes is None else LatencyBound(gigabytes, fact(table.paper, "network")["bandwidth_mbit"])
 
 
 @dataclass(frozen=True)
@@ -78,14 +79,15 @@ class Fit:
 FITS = Path("results/two_party/forensics_fits.csv")
 
 
-def fits(results: Results, rank: str = "1") -> dict[tuple[str, str], Fit]:
-    """The fit of `rank` by table and row; empty without the file. This is what "reproduced" means for bytes."""
+@cache
+def fits(results: Results) -> dict[tuple[str, str], Fit]:
+    """The best fit by table and row; empty without the file. This is what "reproduced" means for bytes."""
     return {
         (line["table"], line["row"]): Fit(
             float(line["fitted_gb"]), float(line["residual_percent"]), line["configuration"]
         )
         for line in read_csv(results.root / FITS)
-        if line["rank"] == rank
+        if line["rank"] == "1"
     }
 
 
@@ -173,8 +175,8 @@ def baseline_with_segments(results: Results, table: Table) -> dict[str, float] |
         return None
     sizes = table.dimensions
     shape = f"{sizes['context']}x{4 * sizes['width']}"
-    measured = results.operations_of(base)
-    plain, segments = (operation(measured, kind, shape) for kind in ("gelu_plain", "gelu_segments"))
+    path = results.root / base.operations_path
+    plain, segments = (operation(path, kind, shape) for kind in ("gelu_plain", "gelu_segments"))
     if plain is None or segments is None:
         return None
     more = {key: sizes["layers"] * (segments[key] - plain[key]) for key in plain}
@@ -183,9 +185,9 @@ def baseline_with_segments(results: Results, table: Table) -> dict[str, float] |
     return {"bytes": base.bytes + bytes_, "latency_wan": base.latency_wan + slower}
 
 
-def operation(measured: Iterable[Mapping[str, str]], kind: str, shape: str) -> dict[str, float] | None:
-    """Bytes each way and on the wire, rounds and seconds of an operation; None if it is not among those `measured`."""
-    for line in measured:
+def operation(path: Path, kind: str, shape: str) -> dict[str, float] | None:
+    """Bytes each way and on the wire, rounds and seconds of an operation; None if it is not in the file."""
+    for line in read_csv(path):
         if (line.get("op"), line.get("shape")) == (kind, shape):
             keys = ("bytes_sent_client", "bytes_sent_server", "rounds", "seconds")
             found = {key: float(line[key]) for key in keys}
@@ -211,6 +213,10 @@ class Minutes:
     def on_network(self) -> float:
         return self.transfer + self.rounds
 
+    @property
+    def total(self) -> float:
+        return self.computing + self.on_network
+
 
 def wan_minutes(results: Results, cost: Cost | None) -> Minutes | None:
     """The parts of a row's WAN latency; None where one is missing."""
@@ -219,12 +225,6 @@ def wan_minutes(results: Results, cost: Cost | None) -> Minutes | None:
         return None
     waiting = cost.rounds * wan.rtt_ms / 1e3
     return Minutes(cost.seconds / 60, (cost.latency_wan - cost.seconds - waiting) / 60, waiting / 60)
-
-
-def part_bytes(cost: Cost, part: str) -> float | None:
-    """A column of rows.csv that is a part of the bytes, for example "embedding_bytes"; None if the file lacks it."""
-    text = cost.more.get(part) or ""
-    return float(text) if text else None
 
 
 def compared_runs(results: Results) -> dict[str, dict[str, Any]]:
@@ -247,15 +247,6 @@ def figure_15_costs(results: Results) -> dict[str, dict[str, Cost]]:
             costs |= {program: results.cost(name, program, context, model) for program in PROGRAMS}
             found[name] = {program: cost for program, cost in costs.items() if cost is not None}
     return found
-
-
-FULL_PASSES = Path("results/two_party/full_passes.json")
-
-
-def full_passes(results: Results) -> list[dict[str, Any]]:
-    """Complete passes at GPT-2's size, written by `python -m benchmarks.full_passes`; none without the file."""
-    path = results.root / FULL_PASSES
-    return json.loads(path.read_text(encoding="utf-8")) if path.is_file() else []
 
 
 def parts(line: Mapping[str, str], quantity: str) -> dict[str, float]:
@@ -323,16 +314,15 @@ COST_COLUMNS = (
 )
 
 
-def cost_rows(results: Results, number: str = "4") -> list[dict[str, str | float | None]]:
+def cost_rows(results: Results, printed: Table) -> list[dict[str, str | float | None]]:
     """One entry a row and program: what was measured, and the bound the published bytes put on the published latency.
 
     Rows without a measurement have one entry with the published side alone. Bytes are both ways; minutes and seconds.
     """
-    printed = table(f"aero/table{number}")
     entries: list[dict[str, str | float | None]] = []
     for row in printed.rows:
         gigabytes, minutes = row.cells["communication"].value, row.cells["latency"].value
-        bound = published_bound(load("aero"), number, row.name)
+        bound = published_bound(printed, row.name)
         side: dict[str, str | float | None] = {"row": row.name, "published_gb": gigabytes, "published_min": minutes}
         if bound:
             side |= {"bound_overlapped_min": bound.overlapped, "bound_one_way_min": bound.one_way}
@@ -343,11 +333,11 @@ def cost_rows(results: Results, number: str = "4") -> list[dict[str, str | float
 
 
 def _measured(cost: Cost, gigabytes: float | None) -> dict[str, str | float | None]:
-    parts = {f"{name}_bytes": part_bytes(cost, f"{name}_bytes") for name in ("embedding", "head", "ln_f")}
-    return parts | {
+    parts = {"embedding_bytes": "embedding_bytes", "head_bytes": "head_bytes", "ln_f_bytes": "ln_f_bytes"}
+    parts |= {"set_up_bytes": "setup_bytes"}
+    return {name: float(text) if (text := cost.more.get(part)) else None for name, part in parts.items()} | {
         "program": cost.program,
         "bytes": cost.bytes,
-        "set_up_bytes": part_bytes(cost, "setup_bytes"),
         "messages": cost.messages,
         "rounds": cost.rounds,
         "compute_s": cost.seconds,

@@ -16,12 +16,12 @@ from aero.report.costs import (
     FITS,
     GB,
     GENERATION,
-    LatencyBound,
     audit,
     counted,
     fits,
     next_tokens,
     operation,
+    published_bound,
     published_cost,
     row_costs,
     saving,
@@ -99,10 +99,10 @@ def share_of_flops(results: Results, cases: list[list[Any]], low: float, high: f
 def largest_entropy(results: Results, contexts: list[int]) -> Measurement:
     """The causal bound ln(T!)/T against log T: whether it reaches it, or any measured head exceeds it."""
     heads = [
-        (max(max(layer) for layer in run.entropy.mean), run.entropy.maximum["causal_bound"])
+        (run.entropy.mean.max(), run.entropy.maximum["causal_bound"])
         for runs in results.runs.values()
         for run in runs
-        if run.entropy and all(math.isfinite(v) for layer in run.entropy.mean for v in layer)
+        if run.entropy and run.entropy.not_finite == 0
     ]
     exceeding = sum(value > bound * (1 + 1e-4) for value, bound in heads)
     text = "; ".join(f"T={context}: {causal_bound(context):.3f} of {max_entropy(context):.3f}" for context in contexts)
@@ -130,9 +130,8 @@ def bandwidth_of_tables(results: Results, tables: list[str]) -> Measurement:
     always busy."""
     possible, needed, one_way = {}, (0.0, ""), 0
     for of in tables:
-        bandwidth = fact(of.split("/")[0], "network")["bandwidth_mbit"]
         for row in table(of).rows:
-            bound, minutes = LatencyBound(row.cells["communication"].value, bandwidth), row.cells["latency"].value
+            bound, minutes = published_bound(table(of), row.name), row.cells["latency"].value
             possible[f"{of}, {row.name}"] = minutes >= bound.overlapped
             needed = max(needed, (bound.needed_mbit(minutes), f"{of}, {row.name}"))
             one_way += minutes < bound.one_way
@@ -322,7 +321,8 @@ def gelu_of_the_baseline(results: Results, of: str, gelu: str, relu: str) -> Mea
     printed = table(of)
     sizes = printed.dimensions
     shape = f"{sizes['context']}x{4 * sizes['width']}"
-    found = {kind: operation(results.operations, kind, shape) for kind in ("gelu_plain", "gelu_segments", "relu")}
+    path = results.file("two_party/ops.csv") or results.root
+    found = {kind: operation(path, kind, shape) for kind in ("gelu_plain", "gelu_segments", "relu")}
     if missing := [kind for kind, measured in found.items() if measured is None]:
         return Measurement("", PAPER_DIMENSIONS, missing=f"not measured yet: {', '.join(missing)}")
     size = {kind: (one["bytes_sent_client"] + one["bytes_sent_server"]) / GB for kind, one in found.items() if one}

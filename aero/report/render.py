@@ -14,13 +14,14 @@ import os
 import re
 import tempfile
 from collections.abc import Callable, Iterable
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from aero.errors import cut
 from aero.report import appendix, show
-from aero.report.results import SCALE_VARIABLE
+from aero.report.show import HTML
 
 ASSETS = Path(__file__).parent / "assets"
 NOTEBOOKS = (
@@ -53,17 +54,16 @@ class Rendered:
     pdf: bytes
 
 
-def render(root: Path, scale: str | None = None, footer: str = "") -> Rendered:
-    """Render the report of the project in `root` at a training scale (None: the project's own choice).
+def render(root: Path, footer: str = "") -> Rendered:
+    """Render the report of the project in `root`. ValueError if a notebook is missing or fails."""
+    parts = execute(root)
+    with ThreadPoolExecutor() as pool:
+        html = pool.submit(page, parts, footer)
+        return Rendered(pdf=pdf(parts, footer), html=html.result())
 
-    Raises ValueError if a notebook is missing or a cell fails.
-    """
-    cells = execute(root, scale)
-    return Rendered(page(cells, footer), pdf(cells, footer))
 
-
-def execute(root: Path, scale: str | None = None) -> list[Any]:
-    """The executed cells of all notebooks, in order."""
+def execute(root: Path) -> list[str]:
+    """The Markdown of all notebooks and, as `HTML`, what their code shows, in order."""
     import jupytext
     from nbformat.v4 import new_code_cell, new_notebook
 
@@ -75,25 +75,29 @@ def execute(root: Path, scale: str | None = None) -> list[Any]:
         # Names of one notebook are unknown to the next.
         cells = [new_code_cell("%reset -f"), *jupytext.read(path, fmt="py:percent").cells]
         notebooks.append(new_notebook(cells=cells))
-    cells = [cell for notebook in notebooks for cell in notebook.cells]
-    for number, cell in enumerate(cells):
-        cell["id"] = f"cell-{number:03d}"
-    asyncio.run(_execute(notebooks, root, scale))
-    return cells
+    asyncio.run(_execute(notebooks, root))
+    parts: list[str] = []
+    for cell in (cell for notebook in notebooks for cell in notebook.cells):
+        if cell.cell_type == "markdown":
+            parts.append(cell.source)
+        else:
+            shown = (output.get("data", {}).get("text/html") for output in cell.outputs)
+            parts += [HTML(one) for one in shown if one]
+    return parts
 
 
-async def _execute(notebooks: list[Any], root: Path, scale: str | None) -> None:
+async def _execute(notebooks: list[Any], root: Path) -> None:
     """Execute the notebooks in place, the longest first, each in the first kernel that is free."""
     left = sorted(notebooks, key=lambda notebook: len(notebook.cells))
     try:
         async with asyncio.TaskGroup() as kernels:
             for _ in range(min(KERNELS, len(notebooks))):
-                kernels.create_task(_execute_in_a_kernel(left, root, scale))
+                kernels.create_task(_execute_in_a_kernel(left, root))
     except ExceptionGroup as group:
         raise group.exceptions[0] from None
 
 
-async def _execute_in_a_kernel(left: list[Any], root: Path, scale: str | None) -> None:
+async def _execute_in_a_kernel(left: list[Any], root: Path) -> None:
     """Take notebooks from the end of `left` until none is left."""
     from jupyter_client import AsyncKernelManager
     from nbclient.exceptions import CellExecutionError, DeadKernelError
@@ -107,7 +111,6 @@ async def _execute_in_a_kernel(left: list[Any], root: Path, scale: str | None) -
             "MPLCONFIGDIR": os.environ.get("MPLCONFIGDIR", home),
             "PYTHONHASHSEED": "0",
             "OMP_NUM_THREADS": "1",
-            SCALE_VARIABLE: scale or "",
         }
         # A socket file keeps other users of the machine from the kernel; its path must be short.
         transport = "ipc" if os.name == "posix" and len(home) < 85 else "tcp"
@@ -135,34 +138,31 @@ async def _execute_in_a_kernel(left: list[Any], root: Path, scale: str | None) -
             await manager.cleanup_resources()
 
 
-def document(cells: Iterable[Any], shown: Callable[[str], str]) -> str:
-    """Pandoc Markdown: the Markdown cells, and what the code cells show as raw HTML changed by `shown`."""
-    parts = []
-    for cell in cells:
-        if cell["cell_type"] == "markdown":
-            parts.append(cell["source"])
-            continue
-        for output in cell.get("outputs", ()):
-            if html := shown(output.get("data", {}).get("text/html", "")):
-                # Longer than any run of backticks in it, which would end the block and make Markdown of the rest.
-                fence = "`" * (1 + max(map(len, re.findall("`+", html)), default=2))
-                parts.append(f"{fence}{{=html}}\n{html}\n{fence}")
-    return _UNPRINTABLE.sub("\ufffd", "\n\n".join(parts))
+def document(parts: Iterable[str], changed: Callable[[str], str]) -> str:
+    """Pandoc Markdown: the Markdown cells, and what the code cells show as raw HTML changed by `changed`."""
+    blocks = []
+    for part in parts:
+        if not isinstance(part, HTML):
+            blocks.append(part)
+        elif html := changed(part):
+            # Longer than any run of backticks in it, which would end the block and make Markdown of the rest.
+            fence = "`" * (1 + max(map(len, re.findall("`+", html)), default=2))
+            blocks.append(f"{fence}{{=html}}\n{html}\n{fence}")
+    return _UNPRINTABLE.sub("\ufffd", "\n\n".join(blocks))
 
 
-def page(cells: Iterable[Any], footer: str) -> str:
-    """The HTML page. Only the explorer's scripts may run, by their hashes, and it may load nothing."""
+def page(parts: Iterable[str], footer: str) -> str:
+    """The HTML page. Only the explorer's script may run, by its hash, and it may load nothing."""
     shown: list[str] = []
 
     def placeholder(html: str) -> str:
         shown.append(_UNPRINTABLE.sub("\ufffd", _SVG.sub(lambda match: _in_page_colours(match.group()), html)))
         return f"<!--shown {len(shown) - 1}-->"
 
-    text = document(cells, placeholder)
-    digests = (hashlib.sha256(script.encode()).digest() for script in appendix.explorer_scripts())
-    hashes = " ".join(f"'sha256-{base64.b64encode(digest).decode()}'" for digest in digests)
+    text = document(parts, placeholder)
+    digest = base64.b64encode(hashlib.sha256(appendix.explorer_script().encode()).digest()).decode()
     css = (ASSETS / "page.css").read_text(encoding="utf-8")
-    raw = ("-V", f"css={css}", "-V", f"scripts={hashes}")
+    raw = ("-V", f"css={css}", "-V", f"scripts='sha256-{digest}'")
     shown = _share_glyphs(shown)
     around = _pandoc(text, "html", "page.html", footer, "--mathml", "--toc", "--toc-depth=2", *raw)
     return re.sub("<!--shown ([0-9]+)-->", lambda match: shown[int(match[1])], around)
@@ -190,7 +190,7 @@ def _in_page_colours(svg: str) -> str:
     return re.sub(r'(<svg\b[^>]*?) width="[^"]*"( height="[^"]*")?', r"\1", svg, count=1)
 
 
-def pdf(cells: Iterable[Any], footer: str) -> bytes:
+def pdf(parts: Iterable[str], footer: str) -> bytes:
     """The PDF, with figures as vector graphics."""
     import typst
 
@@ -204,7 +204,7 @@ def pdf(cells: Iterable[Any], footer: str) -> bytes:
             (folder / f"figure{count}.svg").write_text(match.group(), encoding="utf-8")
             return f'<img src="figure{count}.svg" width="100%">'
 
-        text = document(cells, lambda html: "" if html.startswith(SCREEN_ONLY) else _SVG.sub(beside, html))
+        text = document(parts, lambda html: "" if html.startswith(SCREEN_ONLY) else _SVG.sub(beside, html))
         source = folder / "report.typ"
         written = _pandoc(text, "typst", "page.typ", footer, f"--lua-filter={ASSETS / 'page.lua'}")
         source.write_text(written, encoding="utf-8")

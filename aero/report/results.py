@@ -10,11 +10,16 @@ import dataclasses
 import json
 import math
 import os
+import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cache
 from pathlib import Path, PurePosixPath
 from typing import Any
+
+import numpy as np
+import pandas as pd
+from numpy.typing import NDArray
 
 from aero.architecture import parse
 from aero.config import DEFAULT_SET, TrainParameters
@@ -31,30 +36,11 @@ DEFAULT_SEED = 1337
 PAPERS_CORPORA = ("codeparrot", "languini")
 """What the papers trained on. Runs of the scale `paper` on another corpus have their size, not their setting."""
 SCALE_VARIABLE = "AERO_REPORT_SCALE"
-"""The scale that `load` takes by default, for notebooks, which run in a process of their own."""
+"""The scale that `load` takes by default, for notebooks."""
 FITTED = Path("results/two_party/fitted_rows.csv")
-Rows = tuple[tuple[float, ...], ...]
-
-
-@dataclass(frozen=True)
-class Log:
-    """A run's log, one value a logged step; `None` where a step logged nothing of that kind.
-
-    entropy: (steps, L) mean entropy of a layer, nats. overflow: (steps, L) how many values of a block's output float16
-    cannot hold. slopes: (steps, L or 1) learned negative slopes.
-    """
-
-    step: tuple[int, ...]
-    train_loss: tuple[float | None, ...]
-    eval_loss: tuple[float | None, ...]
-    entropy: tuple[tuple[float | None, ...], ...]
-    overflow: tuple[tuple[float | None, ...], ...] = ()
-    slopes: tuple[tuple[float | None, ...], ...] = ()
-
-    def evaluations(self) -> tuple[list[int], list[float]]:
-        """Steps and losses of the finite evaluations."""
-        pairs = [(s, v) for s, v in zip(self.step, self.eval_loss, strict=True) if v is not None and math.isfinite(v)]
-        return [s for s, _ in pairs], [v for _, v in pairs]
+Array = NDArray[np.float64]
+CostKey = tuple[str, str, int, str]
+"""Architecture, model, context and program."""
 
 
 @dataclass(frozen=True)
@@ -63,31 +49,30 @@ class Entropy:
 
     mean: (L, H); median: that of all rows. by_position: (L, T). blocks: (K, L, H), means of K blocks of held-out
     sequences. quarters: fraction of heads per quarter of each `maximum` ("observed", "log_T", "causal_bound").
-    overload, collapse: fraction of heads and their layers. learned: such as thresholds. Older files lack some.
+    overload, collapse: fraction of heads and their layers. learned: such as thresholds. Empty: missing in older files.
     """
 
-    mean: Rows
-    by_position: Rows
+    mean: Array
+    by_position: Array
+    median: Array
+    blocks: Array
     maximum: dict[str, float]
     quarters: dict[str, tuple[float, ...]]
     overload: dict[str, Any]
     collapse: dict[str, Any]
-    median: Rows = ()
-    blocks: tuple[Rows, ...] = ()
-    learned: dict[str, Any] = field(default_factory=dict)
+    learned: dict[str, Any]
 
     @property
     def not_finite(self) -> float:
         """Fraction of heads whose mean entropy is not finite; they are in no quarter."""
-        heads = [value for layer in self.mean for value in layer]
-        return sum(not math.isfinite(value) for value in heads) / len(heads)
+        return 1 - float(np.isfinite(self.mean).mean())
 
 
 @dataclass(frozen=True)
 class Run:
     """One training, with its log and entropies if there are any.
 
-    perplexity is NaN for a run that diverged. path: the file of its metrics. curves: all columns of the log.
+    perplexity is NaN for a run that diverged. path: the file of its metrics. curves: the columns of its log.
     """
 
     name: str
@@ -99,13 +84,23 @@ class Run:
     metrics: dict[str, Any]
     path: str
     fresh: bool
-    log: Log | None = None
     entropy: Entropy | None = None
     curves: Mapping[str, Sequence[Any]] = field(default_factory=dict)
 
     @property
     def diverged(self) -> bool:
         return self.diverged_at is not None
+
+    def logged(self, quantity: str) -> pd.DataFrame:
+        """The finite values of a quantity by step: one column, or one a layer; steps without any are left out."""
+        names = [name for name in self.curves if re.fullmatch(rf"{quantity}((_layer)?_\d+)?", name)]
+        columns = {name: self.curves[name] for name in names}
+        frame = pd.DataFrame(columns, index=self.curves.get("step", []), dtype=float)
+        return frame.where(np.isfinite(frame)).dropna(how="all")
+
+    def series(self, quantity: str) -> pd.Series:
+        """`logged`, mean over layers."""
+        return self.logged(quantity).mean(axis=1)
 
     @property
     def provenance(self) -> dict[str, Any]:
@@ -133,7 +128,10 @@ def _changed(values: dict[str, Any], defaults: dict[str, Any]) -> dict[str, Any]
 
 @dataclass(frozen=True)
 class Cost:
-    """A line of two_party/rows.csv or all_rows.csv: one forward pass of a row in one program; bytes both ways."""
+    """A line of two_party/rows.csv or all_rows.csv: one forward pass of a row in one program; bytes both ways.
+
+    more: the whole line.
+    """
 
     architecture: str
     model: str
@@ -151,6 +149,10 @@ class Cost:
     more: dict[str, str] = field(default_factory=dict)
 
     @property
+    def key(self) -> CostKey:
+        return self.architecture, self.model, self.context, self.program
+
+    @property
     def operations_path(self) -> str:
         """The file of its operations: ops.csv beside rows.csv, all_ops.csv beside all_rows.csv."""
         own = PurePosixPath(self.path)
@@ -161,18 +163,16 @@ class Cost:
 class Results:
     """All results under `root`, and the training scale the report is about; equal to itself alone.
 
-    by_file: the operations of each file. fitted: costs measured in one session with "as_published" by architecture,
-    model, context and program (`python -m benchmarks.as_published`).
+    fitted: costs measured in one session with "as_published" (`python -m benchmarks.as_published`).
     """
 
     root: Path
     scale: str
     runs: dict[tuple[str, str], tuple[Run, ...]]
-    costs: tuple[Cost, ...]
-    by_file: dict[str, tuple[dict[str, str], ...]]
+    costs: Mapping[CostKey, Cost]
     problems: tuple[str, ...]
     parameters: dict[str, Any]
-    fitted: Mapping[tuple[str, str, int, str], Cost] = field(default_factory=dict)
+    fitted: Mapping[CostKey, Cost] = field(default_factory=dict)
 
     def seeds(self, run: str, scale: str | None = None) -> tuple[Run, ...]:
         """The trainings of `run` at `scale` (the report's if None), one a seed, of one recipe."""
@@ -206,30 +206,32 @@ class Results:
 
     def cost(self, architecture: str, program: str, context: int = 128, model: str = "gpt2") -> Cost | None:
         """The cost of one forward pass; None if it was not measured."""
-        wanted = (architecture, program, context, model)
-        found = (c for c in self.costs if (c.architecture, c.program, c.context, c.model) == wanted)
-        return next(found, None)
+        return self.costs.get((architecture, model, context, program))
 
-    @property
-    def operations(self) -> tuple[dict[str, str], ...]:
-        """The operations of all files, each once."""
-        names = ("op", "shape", "model", "context", "variant")
-        lines = [line for lines in self.by_file.values() for line in lines]
-        return tuple({tuple(line.get(name) or "" for name in names): line for line in lines}.values())
+    def file(self, name: str) -> Path | None:
+        """The path of a file below runs/ or, if it is not there, below results/; None if it is in neither."""
+        paths = (self.root / folder / name for folder in ("runs", "results"))
+        return next((path for path in paths if path.is_file()), None)
 
-    def operations_of(self, cost: Cost) -> tuple[dict[str, str], ...]:
-        """The operations measured in the file that the cost is composed from; none if that is not there."""
-        return self.by_file.get(cost.operations_path, ())
+    def json(self, name: str) -> Any:
+        """The content of that file, an empty mapping without it."""
+        path = self.file(name)
+        return json.loads(path.read_text(encoding="utf-8")) if path else {}
 
     def at(self, scale: str) -> Results:
         """The same results, seen from another training scale."""
-        return self if scale == self.scale else dataclasses.replace(self, scale=scale)
+        return self if scale == self.scale else _seen_from(self, scale)
 
     @property
     def scales(self) -> tuple[str, ...]:
         """The scales that have results, largest first."""
         present = {scale for scale, _ in self.runs}
         return tuple(s for s in SCALES if s in present) + tuple(sorted(present - set(SCALES)))
+
+
+@cache
+def _seen_from(results: Results, scale: str) -> Results:
+    return dataclasses.replace(results, scale=scale)
 
 
 def find_root(start: Path | None = None) -> Path:
@@ -258,17 +260,13 @@ def load(root: Path | str | None = None, scale: str | None = None) -> Results:
     if not scale:
         active = parameters.get("scale")
         scale = active if active in present else next((s for s in SCALES if s in present), active)
-    costs: dict[tuple[str, ...], Cost] = {}
-    by_file: dict[str, tuple[dict[str, str], ...]] = {}
+    costs: dict[CostKey, Cost] = {}
     for folder in (root / "results" / "two_party", root / "runs" / "two_party"):
         for name in ("all_rows.csv", "rows.csv"):
-            for cost in read_costs(folder / name, root, problems):
-                costs[cost.architecture, cost.model, str(cost.context), cost.program] = cost
-        for name in ("all_ops.csv", "ops.csv"):
-            by_file[(folder / name).relative_to(root).as_posix()] = tuple(read_csv(folder / name))
-    sessions = (read_costs(root / path, root, []) for path in (FITTED.with_name("fitted_figure15_rows.csv"), FITTED))
-    fitted = {(one.architecture, one.model, one.context, one.program): one for rows in sessions for one in rows}
-    return Results(root, str(scale), runs, tuple(costs.values()), by_file, tuple(problems), parameters, fitted)
+            costs |= {cost.key: cost for cost in read_costs(folder / name, root, problems)}
+    sessions = (FITTED.with_name("fitted_figure15_rows.csv"), FITTED)
+    fitted = {cost.key: cost for path in sessions for cost in read_costs(root / path, root, [])}
+    return Results(root, str(scale), runs, costs, tuple(problems), parameters, fitted)
 
 
 _load_once = cache(load)
@@ -314,32 +312,20 @@ def _run(training: Training, path: str, fresh: bool) -> Run:
         metrics=metrics,
         path=path,
         fresh=fresh,
-        log=_log(training.curves) if training.curves else None,
         entropy=_entropy(training.entropy) if training.entropy else None,
         curves=training.curves,
     )
 
 
-def _log(curves: Mapping[str, Sequence[Any]]) -> Log:
-    def table(prefix: str) -> tuple[tuple[float | None, ...], ...]:
-        names = sorted((k for k in curves if k.startswith(prefix)), key=lambda k: int(k.rsplit("_", 1)[1]))
-        return tuple(zip(*(curves[name] for name in names), strict=True)) or ((),) * len(curves["step"])
-
-    columns = {name: tuple(curves[name]) for name in ("step", "train_loss", "eval_loss")}
-    return Log(**columns, entropy=table("entropy_layer_"), overflow=table("overflow_layer_"), slopes=table("slope_"))
-
-
 def _entropy(values: Mapping[str, Any]) -> Entropy:
+    names = ("mean", "by_position", "median", "blocks")
     return Entropy(
-        mean=_rows(values["entropy_mean"]),
-        by_position=_rows(values.get("entropy_by_position", [])),
+        **{name: np.array(values.get(f"entropy_{name}", []), dtype=float) for name in names},
         maximum={key: _number(value) for key, value in values["maximum"].items()},
         quarters={key: tuple(map(_number, fractions)) for key, fractions in values["quarters"].items()},
         overload=values["overload"],
         collapse=values["collapse"],
-        median=_rows(values.get("entropy_median", [])),
-        blocks=tuple(map(_rows, values.get("entropy_blocks", []))),
-        learned=dict(values.get("learned") or {}),
+        learned=values.get("learned") or {},
     )
 
 
@@ -360,32 +346,23 @@ def _by_recipe(found: dict[tuple[str, str, int], Run], problems: list[str]) -> d
     return chosen
 
 
-def read_costs(path: Path, root: Path, problems: list[str]) -> tuple[Cost, ...]:
+def read_costs(path: Path, root: Path, problems: list[str]) -> Iterator[Cost]:
     """The costs of a file of rows; a line that is no cost is added to `problems`."""
-    costs = []
+    place = path.relative_to(root)
     for number, row in enumerate(read_csv(path), start=2):
-        row = dict(row)
         try:
-            texts = {key: row.pop(key) for key in ("architecture", "model", "program")}
-            context, method = int(row.pop("context")), row.pop("method", "")
             fields = ("bytes", "messages", "rounds", "seconds", "latency_wan_s", "latency_lan_s", "max_logit_error")
-            amounts = {key.removesuffix("_s"): _optional(row.pop(key, None)) for key in fields}
+            amounts = {key.removesuffix("_s"): _optional(row.get(key)) for key in fields}
+            parts = [_optional(row.get(key)) for key in ("bytes_client", "bytes_server")]
             if amounts["bytes"] is None:
                 raise ValueError("no bytes")
-            parts = [_optional(row.get(key)) for key in ("bytes_client", "bytes_server")]
             if None not in parts and not math.isclose(amounts["bytes"], math.fsum(parts), rel_tol=1e-6):
                 raise ValueError(f"bytes is {amounts['bytes']:.0f}, not the sum of bytes_client and bytes_server")
+            names = row["architecture"], row["model"], int(row["context"]), row["program"]
         except (KeyError, TypeError, ValueError) as error:
-            problems.append(f"{path.relative_to(root)}, line {number}: not a cost ({cut(repr(error), 200)})")
+            problems.append(f"{place}, line {number}: not a cost ({cut(repr(error), 200)})")
             continue
-        costs.append(
-            Cost(**texts, **amounts, context=context, method=method, path=str(path.relative_to(root)), more=row)
-        )
-    return tuple(costs)
-
-
-def _rows(values: Any) -> Rows:
-    return tuple(tuple(map(_number, row)) for row in values)
+        yield Cost(*names, **amounts, method=row.get("method") or "", path=str(place), more=row)
 
 
 def _number(value: Any) -> float:

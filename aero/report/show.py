@@ -16,7 +16,6 @@ from typing import Any
 
 import matplotlib
 import pandas as pd
-from IPython.display import HTML
 
 matplotlib.use("svg")
 from matplotlib import rcParams  # noqa: E402  the backend must be chosen first
@@ -51,50 +50,56 @@ _MARGIN = 0.04
 WIDTH = PAGE - 2 * _MARGIN
 """Figure width in inches, such that with the margin around it the figure fills the printed page."""
 
-_SETTINGS: dict[str, Any] = {
-    "font.family": "DejaVu Sans",
-    "font.size": 8.5,
-    "axes.titlesize": 9,
-    "axes.labelsize": 8.5,
-    "xtick.labelsize": 8,
-    "ytick.labelsize": 8,
-    "legend.fontsize": 8,
-    "svg.fonttype": "path",
-    "svg.hashsalt": "aero",
-    "figure.facecolor": "none",
-    "axes.facecolor": "none",
-    "savefig.facecolor": "none",
-    "text.color": INK,
-    "axes.labelcolor": INK,
-    "axes.edgecolor": INK,
-    "xtick.color": INK,
-    "ytick.color": INK,
-    "axes.spines.top": False,
-    "axes.spines.right": False,
-    "grid.color": GRID,
-    "grid.linewidth": 0.6,
-    "axes.linewidth": 0.7,
-    "axes.axisbelow": True,
-    "hatch.linewidth": 0.6,
-    "lines.linewidth": 1.6,
-    "axes.titlelocation": "left",
-    "axes.titleweight": "bold",
-    "image.composite_image": False,
-    "text.parse_math": False,  # names come from result files: a dollar sign in one is no formula
-}
-
-
-rcParams.update(_SETTINGS)
+rcParams.update(
+    {
+        "font.family": "DejaVu Sans",
+        "font.size": 8.5,
+        "axes.titlesize": 9,
+        "axes.labelsize": 8.5,
+        "xtick.labelsize": 8,
+        "ytick.labelsize": 8,
+        "legend.fontsize": 8,
+        "svg.fonttype": "path",
+        "svg.hashsalt": "aero",
+        "figure.facecolor": "none",
+        "axes.facecolor": "none",
+        "savefig.facecolor": "none",
+        "text.color": INK,
+        "axes.labelcolor": INK,
+        "axes.edgecolor": INK,
+        "xtick.color": INK,
+        "ytick.color": INK,
+        "axes.spines.top": False,
+        "axes.spines.right": False,
+        "grid.color": GRID,
+        "grid.linewidth": 0.6,
+        "axes.linewidth": 0.7,
+        "axes.axisbelow": True,
+        "hatch.linewidth": 0.6,
+        "lines.linewidth": 1.6,
+        "axes.titlelocation": "left",
+        "axes.titleweight": "bold",
+        "image.composite_image": False,
+        "text.parse_math": False,  # names come from result files: a dollar sign in one is no formula
+    }
+)
 _COORDINATES = re.compile(r'(?<= d=")[^"]*|(?<= [xy]=")[^"]*|translate\([^)]*')
 _DECIMALS = re.compile(r"(\.\d\d)\d+")
 """Hundredths of a point are enough in a path; more makes the page a third larger."""
 
 
+class HTML(str):
+    """Markup that a notebook shows."""
+
+    def _repr_html_(self) -> str:
+        return self
+
+
 def subplots(
-    rows: int = 1, columns: int = 1, *, height: float, width: float = WIDTH, **options: Any
+    rows: int = 1, columns: int = 1, *, height: float, layout: str | None = "constrained", **options: Any
 ) -> tuple[Figure, Any]:
     """A figure of the page's width (inches) and its axes; options as of `matplotlib.figure.Figure.subplots`."""
-    figure = Figure(figsize=(width, height), layout="constrained")
+    figure = Figure(figsize=(WIDTH, height), layout=layout)
     return figure, figure.subplots(rows, columns, **options)
 
 
@@ -126,9 +131,7 @@ def svg(figure: Figure, title: str) -> str:
     text = text[text.index("<svg") :].strip()
     # A style element inside an inline SVG would apply to the whole page.
     text = re.sub(r"\s*<(metadata|style)\b.*?</\1>|\s*<!--.*?-->", "", text, flags=re.DOTALL)
-    text = re.sub(
-        r'(?<= d=")[^"]*|(?<= [xy]=")[^"]*|translate\([^)]*', lambda match: _DECIMALS.sub(r"\1", match[0]), text
-    )
+    text = _COORDINATES.sub(lambda match: _DECIMALS.sub(r"\1", match[0]), text)
     text = re.sub(r' clip-path="[^"]*"(?= style="fill: (#\w+); stroke: \1")', "", text)  # cells of a map
     text = re.sub(r"\s+", " ", text).replace("> <", "><")
     return text.replace("<svg ", f'<svg role="img" aria-label="{escape(title)}" stroke-linejoin="round" ', 1)
@@ -161,6 +164,13 @@ def no_data(axes: Axes, text: str) -> None:
     for spine in axes.spines.values():
         spine.set_visible(False)
     axes.text(0.5, 0.5, text, ha="center", va="center", transform=axes.transAxes, color=MUTED, style="italic")
+
+
+def not_measured() -> Figure:
+    """A figure that says that it has no data."""
+    figure, axes = subplots(height=0.5)
+    no_data(axes, "not measured")
+    return figure
 
 
 def figure(

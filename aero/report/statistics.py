@@ -9,7 +9,6 @@ import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cache
-from pathlib import Path
 from typing import Any
 
 from scipy.special import stdtrit
@@ -104,6 +103,7 @@ def evidence(results: Results) -> Results:
 # n-gram models of the same tokens -------------------------------------------------------------------------------------
 
 
+@cache
 def ngrams(results: Results, scale: str, tokens: int, corpus: str | None = None) -> dict[int, float]:
     """Perplexity by order of the n-gram models of the text that a training on so many tokens reads; empty if none was
     counted.
@@ -111,14 +111,8 @@ def ngrams(results: Results, scale: str, tokens: int, corpus: str | None = None)
     Repeated text is counted once, so trainings of several passes share the models of the longest text. corpus: the hash
     that the counted corpus must have, if given.
     """
-    path = results.root / "results" / scale / "ngrams.csv"
-    return _ngrams(path, path.stat().st_mtime_ns, tokens, corpus) if path.is_file() else {}
-
-
-@cache
-def _ngrams(path: Path, changed: int, tokens: int, corpus: str | None) -> dict[int, float]:
-    del changed
-    lines = [line for line in read_csv(path) if corpus in (None, line["corpus_sha256"])]
+    lines = read_csv(results.root / "results" / scale / "ngrams.csv")
+    lines = [line for line in lines if corpus in (None, line["corpus_sha256"])]
     counts = sorted({int(line["tokens"]) for line in lines})
     text = next((count for count in counts if count >= tokens), max(counts, default=0))
     return {int(line["order"]): float(line["perplexity"]) for line in lines if int(line["tokens"]) == text}
@@ -234,16 +228,11 @@ def pooled_deviation(results: Results) -> tuple[float, int]:
     return (math.sqrt(squares / freedom), freedom) if freedom else (0.0, 0)
 
 
+@cache
 def registered(results: Results) -> list[dict[str, Any]]:
     """The comparisons of perplexities that were registered before the data: run, against, sign, published, where."""
     path = results.root / PREDICTIONS
-    return _predictions(path, path.stat().st_mtime_ns)["perplexity"] if path.is_file() else []
-
-
-@cache
-def _predictions(path: Path, changed: int) -> dict[str, Any]:
-    del changed
-    return yaml_file(path)
+    return yaml_file(path)["perplexity"] if path.is_file() else []
 
 
 def _log_ratios(results: Results, run: str, base: str) -> dict[int, float]:

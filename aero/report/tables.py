@@ -5,8 +5,6 @@ Perplexities are measured at the report's training scale; costs and counts at th
 
 from __future__ import annotations
 
-import csv
-import io
 import math
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
@@ -15,7 +13,9 @@ from statistics import fmean
 
 import pandas as pd
 
-from aero.published import Cell, Paper, Row, Table, load
+from aero.published import Cell, Row, Table
+from aero.published import table as printed_table
+from aero.records import csv_text
 from aero.report.costs import (
     COST_COLUMNS,
     COST_TABLES,
@@ -36,8 +36,8 @@ from aero.two_party.program.optimizations import AS_PUBLISHED
 COLUMNS = ("row", "column", "published", "measured", "unit", "scale", "seeds", "ci_low", "ci_high", "note")
 NOT_COMPARABLE = "not comparable"
 """In the note of a cell that was measured in another setting than the published number: no ratio is taken."""
-PRINTED = (*(("aero", str(number)) for number in range(2, 10)), ("entropy_guided", "3"))
-"""The printed tables that `table` measures, by paper and number."""
+PRINTED = (*(f"aero/table{number}" for number in range(2, 10)), "entropy_guided/table3")
+"""The printed tables that have a file of their own."""
 FOLDER = Path("reports") / "tables"
 
 
@@ -58,14 +58,12 @@ class MeasuredCell:
     estimate: Estimate | None = None
 
 
-def table(results: Results, number: str, short: str = "aero") -> list[MeasuredCell]:
-    """Every cell of a paper's table, row by row, in the printed order."""
-    paper = load(short)
-    printed = paper.tables[number]
+def table(results: Results, printed: Table) -> list[MeasuredCell]:
+    """Every cell of a printed table, row by row."""
     return [
         _training(results, printed, row, cell)
         if cell.column.training or cell.column.key in ("ppl", "delta")
-        else _COSTS[cell.column.key](results, paper, printed, row, cell)
+        else _cost(results, printed, row, cell)
         for row in printed.rows
         for cell in row.cells.values()
     ]
@@ -119,83 +117,70 @@ def _differs(results: Results, printed: Table, training: str, runs: Sequence[Run
     return notes
 
 
-def _counted(results: Results, paper: Paper, printed: Table, row: Row, cell: Cell) -> MeasuredCell:
-    del results, paper
-    counts = counted(row.name, printed)
-    notes = [cell.note] if cell.note else []
-    if cell.column.key == "nonlinear":
-        text, value = "; ".join(str(operation) for operation in counts.nonlinear), None
-    else:
-        value = (counts.ffn if cell.column.key == "flops_ffn" else counts.attention) / 1e9
-        text = f"{value:.{cell.column.digits}f}"
-    notes.append("counted by the formulas of Appendix E")
-    return MeasuredCell(row, cell, text, value, PAPER_DIMENSIONS, "; ".join(notes))
+Found = tuple[str | float | None, list[str]]
+"""A text or number, None if it was not measured; and notes."""
 
 
-def _missing_cost(row: Row, cell: Cell, note: str = "") -> MeasuredCell:
-    notes = [text for text in (cell.note, note, "not measured yet") if text]
-    return MeasuredCell(row, cell, "", None, PAPER_DIMENSIONS, "; ".join(notes))
+def _cost(results: Results, printed: Table, row: Row, cell: Cell) -> MeasuredCell:
+    """A cost or count, at the dimensions of the paper."""
+    found, notes = _COSTS[cell.column.key](results, printed, row.name, cell.column.key)
+    if found is None:
+        notes = [*notes, "not measured yet"]
+    text, value = found or "", None
+    if isinstance(found, float):
+        text, value = f"{found:.{cell.column.digits}f}", found
+    return MeasuredCell(row, cell, text, value, PAPER_DIMENSIONS, "; ".join(filter(None, (cell.note, *notes))))
 
 
-def _cost_cell(row: Row, cell: Cell, value: float, notes: list[str]) -> MeasuredCell:
-    return MeasuredCell(row, cell, f"{value:.{cell.column.digits}f}", value, PAPER_DIMENSIONS, "; ".join(notes))
+def _counted(results: Results, printed: Table, row: str, key: str) -> Found:
+    counts, notes = counted(row, printed), ["counted by the formulas of Appendix E"]
+    if key == "nonlinear":
+        return "; ".join(map(str, counts.nonlinear)), notes
+    return (counts.ffn if key == "flops_ffn" else counts.attention) / 1e9, notes
 
 
-def _communication(results: Results, paper: Paper, printed: Table, row: Row, cell: Cell) -> MeasuredCell:
+def _communication(results: Results, printed: Table, row: str, key: str) -> Found:
     """Beside printed bytes stand those of the program that explains them best, where it was measured."""
-    del paper
-    costs, fitted = row_costs(results, printed, row.name), published_cost(results, printed, row.name)
-    if fitted is None and "as_written" not in costs:
-        return _missing_cost(row, cell)
-    notes = [cell.note] if cell.note else []
-    if fitted is not None:
-        notes.append(f"{fitted.program}, {fitted.method}")
+    costs, fitted = row_costs(results, printed, row), published_cost(results, printed, row)
+    notes = [] if fitted is None else [f"{fitted.program}, {fitted.method}"]
     if "as_written" in costs:
         value = "" if fitted is None else f" {costs['as_written'].bytes / GB:.2f}"
         notes.append(f"as_written{value}, {costs['as_written'].method}")
     if "tuned" in costs:
         notes.append(f"tuned {costs['tuned'].bytes / GB:.2f}")
-    shown = fitted or costs["as_written"]
-    return _cost_cell(row, cell, shown.bytes / GB, notes)
+    shown = fitted or costs.get("as_written")
+    return (None, []) if shown is None else (shown.bytes / GB, notes)
 
 
-def _latency(results: Results, paper: Paper, printed: Table, row: Row, cell: Cell) -> MeasuredCell:
-    bound = published_bound(paper, printed.number, row.name)
-    note = ""
+def _latency(results: Results, printed: Table, row: str, key: str) -> Found:
+    bound, note = published_bound(printed, row), ""
     if bound is not None:
         note = (
             f"the published bytes need at least {bound.overlapped:.1f} min on the published network "
             f"({bound.one_way:.1f} if the directions do not overlap)"
         )
-    costs = all_costs(results, printed, row.name)
+    costs = all_costs(results, printed, row)
     known = [cost for cost in costs.values() if cost.latency_wan is not None and cost.program != "tuned"]
     if not known:
-        return _missing_cost(row, cell, note)
+        return None, [note]
     shown, *others = known
-    notes = [cell.note, f"{shown.program}, {shown.method}"]
-    beside = published_cost(results, printed, row.name, "as_written") if shown.program == AS_PUBLISHED else None
+    notes = [f"{shown.program}, {shown.method}"]
+    beside = published_cost(results, printed, row, "as_written") if shown.program == AS_PUBLISHED else None
     if beside is not None and beside.latency_wan is not None:
         notes.append(f"as_written {beside.latency_wan / 60:.2f} on the same day")
     notes += [f"as_written {cost.latency_wan / 60:.2f} on another day" for cost in others]
-    notes = [text for text in (*notes, note) if text]
-    return _cost_cell(row, cell, shown.latency_wan / 60, notes)
+    return shown.latency_wan / 60, [*notes, note]
 
 
-def _saving(results: Results, paper: Paper, printed: Table, row: Row, cell: Cell) -> MeasuredCell:
-    del paper
-    quantity = "bytes" if cell.column.key == "savings_communication" else "latency_wan"
-    value, plain = (saving(results, printed, row.name, one, quantity) for one in (AS_PUBLISHED, "as_written"))
-    notes = [cell.note] if cell.note else []
-    if value is not None:
-        notes.append(AS_PUBLISHED if plain is None else f"{AS_PUBLISHED}; as_written {plain:.2f}")
-    elif plain is not None:
-        notes.append("as_written")
-    else:
-        return _missing_cost(row, cell)
-    return _cost_cell(row, cell, plain if value is None else value, notes)
+def _saving(results: Results, printed: Table, row: str, key: str) -> Found:
+    quantity = "bytes" if key == "savings_communication" else "latency_wan"
+    value, plain = (saving(results, printed, row, one, quantity) for one in (AS_PUBLISHED, "as_written"))
+    if value is None:
+        return plain, [] if plain is None else ["as_written"]
+    return value, [AS_PUBLISHED if plain is None else f"{AS_PUBLISHED}; as_written {plain:.2f}"]
 
 
-_COSTS: dict[str, Callable[[Results, Paper, Table, Row, Cell], MeasuredCell]] = {
+_COSTS: dict[str, Callable[[Results, Table, str, str], Found]] = {
     "nonlinear": _counted,
     "flops_ffn": _counted,
     "flops_attention": _counted,
@@ -226,7 +211,7 @@ def cells_csv(cells: Iterable[MeasuredCell]) -> str:
                 "note": cell.note,
             }
         )
-    return csv_text(rows, COLUMNS)
+    return csv_text(COLUMNS, rows)
 
 
 def _written(key: str, value: str | float | None) -> str:
@@ -236,27 +221,19 @@ def _written(key: str, value: str | float | None) -> str:
     return f"{value:.0f}" if key.endswith("bytes") else f"{value:.6g}"
 
 
-def csv_text(rows: Iterable[dict[str, object]], columns: tuple[str, ...]) -> str:
-    text = io.StringIO()
-    writer = csv.DictWriter(text, columns, lineterminator="\n")
-    writer.writeheader()
-    writer.writerows(rows)
-    return text.getvalue()
-
-
 # Perplexity of a row over that of the row it is compared with, in per cent, paired by seed ----------------------------
 
 
-LANDSCAPE = ("entropy_landscape", "1")
+LANDSCAPE = "entropy_landscape/table1"
 COMPARED = (*PRINTED, LANDSCAPE)
-"""The printed tables whose perplexities are compared, by paper and number."""
-BASE_ROWS = {("aero", "3"): "Scaled", ("aero", "9"): "FFN"}
+"""The printed tables whose perplexities are compared."""
+BASE_ROWS = {"aero/table3": "Scaled", "aero/table9": "FFN"}
 """The row that the others are compared with, where it is not the first.
 
 Table 3: "the learnable scaling method outperformed them" (Section 3.2). Table 9: "applying them to the linear layers in
 attention sub-block diminishes overall performance" (Section 3.2), against the row FFN.
 """
-BASE_TRAININGS = {("aero", "9"): {"SNorm": "WNorm"}, LANDSCAPE: dict.fromkeys(("0", "10", "20"), "baseline")}
+BASE_TRAININGS = {"aero/table9": {"SNorm": "WNorm"}, LANDSCAPE: dict.fromkeys(("0", "10", "20"), "baseline")}
 """The training of the same row that another is compared with.
 
 Table 9: "weight normalization works better in other linear layers" (its caption). `entropy_landscape`: the baseline.
@@ -287,15 +264,15 @@ class Comparison:
         return "" if own is None or other is None else f"{100 * (own / other - 1):+z.1f}"
 
 
-def comparisons(short: str, number_: str) -> list[Comparison]:
+def comparisons(address: str) -> list[Comparison]:
     """Every comparison of a printed table, row by row; a row is not compared with itself."""
-    printed = load(short).tables[number_]
-    base_row = printed.row(BASE_ROWS.get((short, number_), printed.rows[0].name))
-    within = BASE_TRAININGS.get((short, number_), {})
+    printed = printed_table(address)
+    base_row = printed.row(BASE_ROWS.get(address, printed.rows[0].name))
+    within = BASE_TRAININGS.get(address, {})
     found = []
     for row in printed.rows:
         cells = _perplexities(row)
-        if (short, number_) != LANDSCAPE and row is not base_row:
+        if address != LANDSCAPE and row is not base_row:
             others = _perplexities(base_row)
             found += [
                 Comparison(row, cell, row.trained[name], base_row.name, others[name], base_row.trained[name])
@@ -313,11 +290,11 @@ def _perplexities(row: Row) -> dict[str, Cell]:
     return {c.column.training: c for c in row.cells.values() if c.column.unit == "perplexity"}
 
 
-def perplexities(results: Results, number: str, short: str = "aero") -> pd.DataFrame:
+def perplexities(results: Results, address: str) -> pd.DataFrame:
     """A printed table's perplexities and their change over its baseline, published and measured; a line a training."""
-    by_cell = {(one.row.name, one.cell.column.key): one for one in reversed(comparisons(short, number))}
+    by_cell = {(one.row.name, one.cell.column.key): one for one in reversed(comparisons(address))}
     lines = []
-    for cell in table(results, number, short):
+    for cell in table(results, printed_table(address)):
         column = cell.published.column
         if column.unit != "perplexity":
             continue
@@ -348,15 +325,15 @@ def _signed(found: Estimate | None) -> str:
 def differences_file(results: Results) -> dict[Path, str]:
     """reports/tables/differences.csv: one line a comparison."""
     lines = []
-    for short, number in COMPARED:
-        for one in comparisons(short, number):
+    for address in COMPARED:
+        for one in comparisons(address):
             found = change(results, one.run, one.base_run, one.base)
             mean = found.estimate
             has_interval = mean is not None and mean.has_interval
             lines.append(
                 {
-                    "paper": short,
-                    "table": number,
+                    "paper": printed_table(address).paper,
+                    "table": printed_table(address).number,
                     "row": one.row.name,
                     "column": one.cell.column.label,
                     "baseline": one.base,
@@ -370,7 +347,7 @@ def differences_file(results: Results) -> dict[Path, str]:
                     "note": found.note,
                 }
             )
-    return {FOLDER / "differences.csv": csv_text(lines, DIFFERENCE_COLUMNS)}
+    return {FOLDER / "differences.csv": csv_text(DIFFERENCE_COLUMNS, lines)}
 
 
 # Files ----------------------------------------------------------------------------------------------------------------
@@ -378,21 +355,18 @@ def differences_file(results: Results) -> dict[Path, str]:
 
 def files(results: Results) -> dict[Path, str]:
     """Text of the tables' files by place; of other training scales the perplexities alone (aero_table2_gpu.csv)."""
-    found = {
-        FOLDER / f"{short}_table{number}.csv": cells_csv(table(results, number, short)) for short, number in PRINTED
-    }
-    for number in COST_TABLES:
-        lines = [{key: _written(key, value) for key, value in one.items()} for one in cost_rows(results, number)]
-        found[FOLDER / f"aero_table{number}_costs.csv"] = csv_text(lines, COST_COLUMNS)
-    for short, number in PRINTED[:-1]:
-        rows = load(short).tables[number].rows
-        runs = [run for row in rows for run in row.trained.values()]
-        for scale in results.scales:
-            if scale in (results.scale, SMOKE_TEST) or not any(results.seeds(run, scale) for run in runs):
-                continue
-            cells = table(results.at(scale), number)
-            columns = ((cell, cell.published.column) for cell in cells)
-            trained = [c for c, of in columns if of.key.startswith("ppl") and c.row.trained.get(of.training)]
-            if trained:
-                found[FOLDER / f"aero_table{number}_{scale}.csv"] = cells_csv(trained)
+    found = {}
+    for address in PRINTED:
+        printed = printed_table(address)
+        name, is_aero = f"{printed.paper}_table{printed.number}", printed.paper == "aero"
+        found[FOLDER / f"{name}.csv"] = cells_csv(table(results, printed))
+        if is_aero and printed.number in COST_TABLES:
+            lines = [{key: _written(key, value) for key, value in one.items()} for one in cost_rows(results, printed)]
+            found[FOLDER / f"{name}_costs.csv"] = csv_text(COST_COLUMNS, lines)
+        for scale in results.scales if is_aero else ():
+            cells = [cell for cell in table(results.at(scale), printed) if cell.published.column.key.startswith("ppl")]
+            trained = [cell for cell in cells if cell.row.trained.get(cell.published.column.training)]
+            named = {run for cell in trained for run in cell.row.trained.values()}
+            if scale not in (results.scale, SMOKE_TEST) and any(results.seeds(run, scale) for run in named):
+                found[FOLDER / f"{name}_{scale}.csv"] = cells_csv(trained)
     return found | differences_file(results)

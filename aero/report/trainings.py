@@ -222,8 +222,8 @@ def first_slopes(results: Results, run: str, shared: str, share: float) -> Measu
 
 def _slopes(results: Results, run: str) -> dict[int, NDArray[np.float64]]:
     """By seed, the logged slopes (steps, L or 1)."""
-    logged = {one.seed: [r for r in one.log.slopes if r and None not in r] for one in results.seeds(run) if one.log}
-    return {seed: np.array(rows, dtype=float) for seed, rows in logged.items() if len(rows) > 1}
+    logged = {one.seed: one.logged("slope").dropna().to_numpy() for one in results.seeds(run)}
+    return {seed: rows for seed, rows in logged.items() if len(rows) > 1}
 
 
 # The entropy landscape ------------------------------------------------------------------------------------------------
@@ -246,7 +246,7 @@ _STATISTICS: dict[str, Statistic] = {
 
 def _landscapes(results: Results, run: str, statistic: Statistic) -> dict[int, float]:
     """A statistic of the mean entropies (L, H), by seed."""
-    return {r.seed: statistic(np.array(r.entropy.mean)) for r in results.seeds(run) if r.entropy}
+    return {r.seed: statistic(r.entropy.mean) for r in results.seeds(run) if r.entropy}
 
 
 def landscape_change(results: Results, run: str, base: str, statistic: str) -> Measurement:

@@ -75,15 +75,13 @@ def page(tmp_path_factory: pytest.TempPathFactory, full: Results) -> Path:
     wide = pd.DataFrame({f"a column of {number} words": ["EReg(SM(t)+ScFuFFNi_6)"] * 3 for number in range(6)})
     claims = pd.read_csv(synthetic.PROJECT / "reports/claims.csv")
     parts = (
-        show.figure(aero_entropy.guided_figure_2(full), "A figure", "Of every head.", sources=["results/a.jsonl"]).data,
-        show.table(wide, "A table", "Of six columns.", command="python -m stages.report").data,
+        show.figure(aero_entropy.guided_figure_2(full), "A figure", "Of every head.", sources=["results/a.jsonl"]),
+        show.table(wide, "A table", "Of six columns.", command="python -m stages.report"),
         appendix.explorer(full, claims),
     )
     text = "# A title\n\n$$E = -\\sum_i \\sum_j a_{ij} \\log a_{ij}$$\n\n## A section"
-    cells = [{"cell_type": "markdown", "source": text}]
-    cells += [{"cell_type": "code", "outputs": [{"data": {"text/html": part}}]} for part in parts]
     path = tmp_path_factory.mktemp("browser") / "report.html"
-    path.write_text(render.page(cells, "synthetic results"), encoding="utf-8")
+    path.write_text(render.page([text, *parts], "synthetic results"), encoding="utf-8")
     return path
 
 

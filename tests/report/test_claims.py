@@ -17,7 +17,7 @@ import yaml
 from aero.published import known_papers, load
 from aero.report import claims, verdicts
 from aero.report.papers import private_tables
-from aero.report.results import Log, Results, Run
+from aero.report.results import Results, Run
 from aero.report.results import load as load_results
 from benchmarks import generation
 from benchmarks.timing import write_lines
@@ -43,7 +43,7 @@ def results(*runs: Run, scale: str = "desk", root: Path = ROOT / "none", **parts
     for one in runs:
         key = one.scale, one.name
         by_name[key] = (*by_name.get(key, ()), one)
-    empty = {"costs": (), "by_file": {}, "problems": ()}
+    empty = {"costs": {}, "problems": ()}
     return Results(root=root, scale=scale, runs=by_name, parameters={"runs": RUNS}, **empty | parts)
 
 
@@ -178,7 +178,7 @@ def heads(name: str, layers: Sequence[float | None], learned: Sequence[Any] = ({
             counts = np.bincount(np.minimum(finite / largest * 4, 3).astype(int), minlength=4)
             quarters["observed"] = tuple(counts / mean.size)
         entropy = SimpleNamespace(
-            mean=tuple(map(tuple, mean)),
+            mean=mean,
             maximum={"causal_bound": BOUND, "observed": largest},
             quarters=quarters,
             not_finite=1 - finite.size / mean.size,
@@ -262,11 +262,9 @@ def slopes(name: str, *rows: Sequence[float]) -> list[Run]:
     """Two seeds whose slopes at steps 10, 20, … are as given, the second seed's 1 % larger after the start."""
     found = []
     for place, seed in enumerate(SEEDS[:2]):
-        values = tuple(tuple(v * (1 + 0.01 * place * (i > 0)) for v in row) for i, row in enumerate(rows))
-        none = (None,) * len(rows)
-        steps = tuple(range(10, 10 * len(rows) + 1, 10))
-        log = Log(step=steps, train_loss=none, eval_loss=none, entropy=none, slopes=values)
-        found.append(run(name, seed, log=log))
+        values = [[v * (1 + 0.01 * place * (i > 0)) for v in row] for i, row in enumerate(rows)]
+        columns = {f"slope_{layer}": of for layer, of in enumerate(zip(*values, strict=True))}
+        found.append(run(name, seed, curves={"step": range(10, 10 * len(rows) + 1, 10)} | columns))
     return found
 
 
@@ -328,7 +326,7 @@ def test_print_and_arithmetic_by_hand(claim: str, verdict: str, measured: str) -
     assert (found.verdict, found.measured) == (verdict, measured)
 
 
-def test_the_baselines_gelu_is_told_by_its_bytes() -> None:
+def test_the_baselines_gelu_is_told_by_its_bytes(tmp_path: Path) -> None:
     assert decide(results(), "c-gelu-of-the-baseline").verdict == "not testable here"
 
     def operation(name: str, size: float) -> dict[str, str]:
@@ -338,7 +336,8 @@ def test_the_baselines_gelu_is_told_by_its_bytes() -> None:
 
     measured = [operation(*one) for one in (("gelu_plain", 1.1e9), ("gelu_segments", 0.34e9), ("relu", 0.04e9))]
     # (25.32 - 9.44) / 12 + 0.04 = 1.363
-    found = decide(results(by_file={"ops.csv": tuple(measured)}), "c-gelu-of-the-baseline")
+    write_lines(tmp_path / "results/two_party/ops.csv", list(measured[0]), measured)
+    found = decide(results(root=tmp_path), "c-gelu-of-the-baseline")
     assert found.verdict == "contradicted" and found.measured == "1.36 GB a GELU; plain 1.10, segments 0.34"
 
 

@@ -2,19 +2,19 @@
 
 from __future__ import annotations
 
-import json
 import shutil
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 
 import pandas as pd
 import pytest
 
 from aero.published import load as load_paper
+from aero.records import read_csv
 from aero.report import appendix, show
 from aero.report.costs import (
     COST_TABLES,
-    LatencyBound,
     all_costs,
     audit,
     fits,
@@ -52,8 +52,7 @@ TABLES = [
     appendix.determinism,
 ]
 FIGURES = [
-    private_inference.bytes_by_part,
-    private_inference.seconds_by_part,
+    *(partial(private_inference.by_part, quantity=quantity) for quantity in ("bytes", "seconds")),
     private_inference.minutes_by_part,
     private_inference.published_minutes,
     private_inference.savings_by_program,
@@ -128,12 +127,6 @@ def test_golden_bytes_and_savings_of_table_4(results: Results):
     assert saving(results, table, "SM+LN+G", "as_written", "bytes") == 1
 
 
-def test_the_published_minutes_are_too_short_for_the_published_bytes():
-    bound = LatencyBound(145.24, 100)
-    assert bound.one_way == pytest.approx(145.24e9 * 8 / 1e8 / 60) and bound.overlapped == bound.one_way / 2
-    assert bound.needed_mbit(30.74) == pytest.approx(315, abs=1)
-
-
 def test_parts_add_up(results: Results):
     for number in COST_TABLES:
         for row in load_paper("aero").tables[number].rows:
@@ -141,9 +134,10 @@ def test_parts_add_up(results: Results):
                 minutes = wan_minutes(results, cost)
                 assert minutes.transfer > 0
                 assert 60 * (minutes.computing + minutes.on_network) == pytest.approx(cost.latency_wan)
-    for (_, program), line in private_inference._lines_by_row(results).items():
-        found = parts(line, "bytes")
-        assert sum(found.values()) == pytest.approx(float(line["bytes"])), program
+    lines = [line for line in read_csv(ROOT / "results/two_party/all_rows.csv") if line["bytes_by_kind"]]
+    assert lines
+    for line in lines:
+        assert sum(parts(line, "bytes").values()) == pytest.approx(float(line["bytes"])), line["architecture"]
 
 
 def test_the_front_is_what_no_other_point_beats_in_both():
@@ -181,14 +175,9 @@ def test_the_explorer_compares_perplexity_within_one_setting(results: Results):
     assert (optimised < stock).all()
 
 
-def test_the_explorer_loads_nothing_and_its_chart_compiles(results: Results):
-    vl_convert = pytest.importorskip("vl_convert")
-    claims = pd.DataFrame([dict.fromkeys(appendix.CLAIM_COLUMNS, "a < b")])
-    html = appendix.explorer(results, claims)
-    assert "vegaEmbed(" in html and len(html) < 1.5e6
+def test_the_explorer_loads_nothing(results: Results):
+    html = appendix.explorer(results, pd.DataFrame([dict.fromkeys(appendix.CLAIM_COLUMNS, "a < b")]))
     assert "<script src" not in html and "<link" not in html and "a < b" not in html
-    spec = appendix.explorer_chart(appendix.explorer_rows(results)) | {"width": 300}
-    assert vl_convert.vegalite_to_svg(json.dumps(spec), vl_version=appendix.VEGA_LITE).count("aria-roledescription") > 9
 
 
 def test_dvc_plots_need_no_network(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):

@@ -19,7 +19,7 @@ import pytest
 import synthetic
 
 from aero.report import claims, render, results, show
-from aero.report.appendix import explorer_scripts
+from aero.report.appendix import explorer_script
 
 MARKUP = (
     "<script>alert(1)</script><img src=x onerror=alert(1)></svg></details><svg onload=alert(1)>"
@@ -106,7 +106,7 @@ def root(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return root
 
 
-def outputs(root: Path, name: str) -> tuple[list[str], int]:
+def outputs(name: str) -> tuple[list[str], int]:
     """HTML of a notebook's code cells, and the number of cells that refuse the results."""
     shown: list[Any] = []
     names: dict[str, Any] = {"display": shown.append}
@@ -123,12 +123,7 @@ def outputs(root: Path, name: str) -> tuple[list[str], int]:
                 exec(compile(ast.Module([last], []), name, "exec"), names)
         except (KeyError, ValueError):
             refused += 1
-    return [one.data for one in shown if hasattr(one, "data")], refused
-
-
-def cells_of(parts: list[str]) -> list[dict[str, Any]]:
-    shown = [{"cell_type": "code", "outputs": [{"data": {"text/html": part}}]} for part in parts]
-    return [{"cell_type": "markdown", "source": "# Title"}, *shown]
+    return [one for one in shown if isinstance(one, show.HTML)], refused
 
 
 def test_markup_in_result_files_stays_text(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -139,16 +134,16 @@ def test_markup_in_result_files_stays_text(root: Path, monkeypatch: pytest.Monke
     empty = '<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 9 9" aria-label="{}"></svg>'
     monkeypatch.setattr(show, "svg", lambda figure, title: empty.format(show.escape(title)))
     monkeypatch.setattr(results, "find_root", lambda start=None: root)
-    made = {name: outputs(root, name) for name in render.NOTEBOOKS}
+    made = {name: outputs(name) for name in render.NOTEBOOKS}
     assert sum(refused for _, refused in made.values()) < 10
     parts = [part for shown, _ in made.values() for part in shown]
-    page = render.page(cells_of(parts), MARKUP)
+    page = render.page(["# Title", *parts], MARKUP)
     assert page.count("alert(1)") > 20
-    for script in explorer_scripts():
-        page = page.replace(f"<script>{script}</script>", "")
+    page = page.replace(f"<script>{explorer_script()}</script>", "")
     page = re.sub(r'<script type="application/json" id="explorer-data">[^<]*</script>', "", page)
     assert Active(page).found == []
-    assert render.pdf(cells_of([part for part in parts if "alert(1)" in part]), MARKUP).startswith(b"%PDF")
+    marked_parts = [part for part in parts if "alert(1)" in part]
+    assert render.pdf(["# Title", *marked_parts], MARKUP).startswith(b"%PDF")
 
 
 def test_markup_in_a_figure_is_drawn_as_text() -> None:
@@ -161,7 +156,7 @@ def test_markup_in_a_figure_is_drawn_as_text() -> None:
 
 
 def test_an_empty_table_and_a_failing_document_are_no_tracebacks(monkeypatch: pytest.MonkeyPatch) -> None:
-    empty = cells_of([show.table(pd.DataFrame(), "T", "C").data])
+    empty = ["# Title", show.table(pd.DataFrame(), "T", "C")]
     assert render.pdf(empty, "").startswith(b"%PDF")
     monkeypatch.setattr(render, "_pandoc", lambda *arguments: "#panic()")
     with pytest.raises(ValueError, match="PDF"):

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-import inspect
 from collections.abc import Callable
+from functools import partial
 from types import ModuleType
 
 import numpy as np
@@ -18,28 +18,28 @@ from aero.report.results import Results
 MODULES = (aero, aero_entropy, entropy_landscape)
 
 
-def shown(module: ModuleType) -> list[Callable[[Results], Figure | pd.DataFrame]]:
-    """The module's functions that return a figure or a frame."""
-    functions = (
-        value for _, value in inspect.getmembers(module, inspect.isfunction) if value.__module__ == module.__name__
-    )
-    return [
-        f for f in functions if f.__annotations__.get("return") in ("Figure", "pd.DataFrame") and f.__name__[0] != "_"
-    ]
+def shown(module: ModuleType) -> dict[str, Callable[[Results], Figure | pd.DataFrame]]:
+    """The module's functions, whole or partial, that return a figure or a frame."""
+    return {
+        name: value
+        for name, value in vars(module).items()
+        if isinstance(value, partial) or getattr(value, "__module__", "") == module.__name__
+        if getattr(value, "func", value).__annotations__.get("return") in ("Figure", "pd.DataFrame") and name[0] != "_"
+    }
 
 
 @pytest.mark.parametrize("module", MODULES, ids=lambda module: module.__name__.rsplit(".", 1)[1])
 def test_all_are_made_of_all_runs_and_of_none(module: ModuleType, everything: Results, empty: Results) -> None:
     assert shown(module)
-    for function in shown(module):
+    for name, function in shown(module).items():
         for results in (everything, empty):
             made = function(results)
-            assert isinstance(made, Figure | pd.DataFrame), function.__name__
+            assert isinstance(made, Figure | pd.DataFrame), name
             if isinstance(made, pd.DataFrame):
-                assert len(made.columns) <= 6 or made.empty, function.__name__
+                assert len(made.columns) <= 6 or made.empty, name
         text = "" if isinstance(made, pd.DataFrame) else " ".join(t.get_text() for a in made.axes for t in a.texts)
         if function not in (aero.figure_1, aero.figure_20, aero.figure_21, entropy_landscape.figure_1):
-            assert isinstance(made, pd.DataFrame) or "not " in text, f"{function.__name__} hides that nothing was run"
+            assert isinstance(made, pd.DataFrame) or "not " in text, f"{name} hides that nothing was run"
 
 
 def test_a_heatmap_shows_the_entropy_of_every_head(everything: Results) -> None:

@@ -13,6 +13,8 @@ import pytest
 import synthetic
 
 from aero.published import load as load_paper
+from aero.published import table as printed_table
+from aero.records import csv_text
 from aero.report import claims
 from aero.report.costs import LatencyBound
 from aero.report.papers import aero_entropy, entropy_landscape
@@ -25,7 +27,6 @@ from aero.report.tables import (
     cells_csv,
     comparisons,
     cost_rows,
-    csv_text,
     files,
     perplexities,
     table,
@@ -33,16 +34,16 @@ from aero.report.tables import (
 
 # Rows by columns that are compared. Of AERO's Table 9 four rows in two columns, and five across them.
 COUNTED = {
-    ("aero", "2"): 5,
-    ("aero", "3"): 2,
-    ("aero", "4"): 9,
-    ("aero", "5"): 8,
-    ("aero", "6"): 7,
-    ("aero", "7"): 7 * 3,
-    ("aero", "8"): 4 * 2,
-    ("aero", "9"): 4 * 2 + 5,
-    ("entropy_guided", "3"): 3 * 3,
-    ("entropy_landscape", "1"): 5 * 3,
+    "aero/table2": 5,
+    "aero/table3": 2,
+    "aero/table4": 9,
+    "aero/table5": 8,
+    "aero/table6": 7,
+    "aero/table7": 7 * 3,
+    "aero/table8": 4 * 2,
+    "aero/table9": 4 * 2 + 5,
+    "entropy_guided/table3": 3 * 3,
+    "entropy_landscape/table1": 5 * 3,
 }
 
 
@@ -59,7 +60,11 @@ def trained(root: Path, run: str, **by_seed: float | None) -> None:
 
 
 def cell(results: Results, number: str, row: str, key: str):  # noqa: ANN201
-    return next(c for c in table(results, number) if (c.row.name, c.published.column.key) == (row, key))
+    return next(
+        c
+        for c in table(results, printed_table(f"aero/table{number}"))
+        if (c.row.name, c.published.column.key) == (row, key)
+    )
 
 
 @pytest.mark.parametrize(("number", "count"), [("2", 12), ("4", 80)])
@@ -81,7 +86,7 @@ def test_a_change_is_paired_by_seed(tmp_path: Path) -> None:
     # 4.302653 s / sqrt(3) = 0.045172. exp of it is 1.098789, of the ends 1.051300 and 1.149650. Of the means it is 9.4.
     assert (found.value, found.estimate.low, found.estimate.high) == pytest.approx((9.9879, 5.1297, 15.0706), abs=1e-3)
     assert found.scale == "laptop"
-    frame = perplexities(results, "2").set_index("configuration")
+    frame = perplexities(results, "aero/table2").set_index("configuration")
     assert frame.loc["SM+G", "measured "] == "+10.0 [+5.1, +15.1]" and frame.loc["SM+LN+G", "measured "] == "baseline"
     line = next(x for x in lines(results, "differences.csv") if (x["table"], x["row"]) == ("2", "SM+G"))
     assert (line["seeds"], line["scale"], line["unit"], line["note"]) == ("1337 1338 1339", "laptop", "%", "")
@@ -106,7 +111,7 @@ def test_diverged_seeds_are_counted_in_the_note(tmp_path: Path) -> None:
     results = load(root)
     assert cell(results, "2", "SM+R", "ppl").note.endswith("1 of 3 seeds diverged: seed 1338 at step 180")
     assert cell(results, "2", "SM", "ppl").text == "NaN"
-    assert perplexities(results, "2").set_index("configuration").loc["SM+R", "seeds"] == "3, 1 diverged"
+    assert perplexities(results, "aero/table2").set_index("configuration").loc["SM+R", "seeds"] == "3, 1 diverged"
 
 
 def test_costs_and_counts(full: Results, empty: Results) -> None:
@@ -118,7 +123,7 @@ def test_costs_and_counts(full: Results, empty: Results) -> None:
     assert by["SM+LN+G", "FLOPs FFN"] == "14.4955" and by["SM+LN+G", "Comm."] == ""
     # 11 kept layers, 128 positions, 2 * 768^2 operations each
     assert float(by["SOTA(SM+ScFuFFNi_1)", "FLOPs FFN"]) == pytest.approx(11 * 128 * 2 * 768**2 / 1e9, rel=1e-5)
-    assert {entry["program"] for entry in cost_rows(empty)} == {None}
+    assert {entry["program"] for entry in cost_rows(empty, printed_table("aero/table4"))} == {None}
 
 
 def test_the_least_time_of_the_published_bytes_by_hand() -> None:
@@ -146,16 +151,18 @@ def test_other_commits_and_corpora_are_named(tmp_path: Path) -> None:
 
 
 def test_each_row_is_compared_with_what_its_paper_compares_it_with(empty: Results) -> None:
-    def runs(short: str, number: str) -> set[tuple[str, str]]:
-        return {(one.run, one.base_run) for one in comparisons(short, number)}
+    def runs(address: str) -> set[tuple[str, str]]:
+        return {(one.run, one.base_run) for one in comparisons(address)}
 
     found = lines(empty, "differences.csv")
-    assert Counter((line["paper"], line["table"]) for line in found) == COUNTED and set(COMPARED) == set(COUNTED)
+    assert Counter(f"{line['paper']}/table{line['table']}" for line in found) == COUNTED and set(COMPARED) == set(
+        COUNTED
+    )
     assert all(line["measured"] == "" and line["note"] == "not run yet" for line in found)
-    assert runs("aero", "3") == {("sm-wnorm-ffn", "sm-scfuffn"), ("sm-snorm-ffn", "sm-scfuffn")}
-    assert {("sm-snorm-qk", "sm-snorm-ffn"), ("sm-snorm-qk", "sm-wnorm-qk")} <= runs("aero", "9")
-    assert ("languini-sm-scffn-2b4", "languini-sm-ln-g-2b4") in runs("aero", "7")
-    assert ("ereg-smt-ln-r-18l-gamma-10", "sm-ln-r-18l") in runs("entropy_landscape", "1")
+    assert runs("aero/table3") == {("sm-wnorm-ffn", "sm-scfuffn"), ("sm-snorm-ffn", "sm-scfuffn")}
+    assert {("sm-snorm-qk", "sm-snorm-ffn"), ("sm-snorm-qk", "sm-wnorm-qk")} <= runs("aero/table9")
+    assert ("languini-sm-scffn-2b4", "languini-sm-ln-g-2b4") in runs("aero/table7")
+    assert ("ereg-smt-ln-r-18l-gamma-10", "sm-ln-r-18l") in runs("entropy_landscape/table1")
     by = {(line["table"], line["row"], line["column"], line["baseline"]): line["published"] for line in found}
     assert by["3", "WNorm", "Eval PPL", "Scaled"] == "+4.7"  # 3.640 / 3.478 = 1.0466
     assert by["9", "QK", "Eval PPL (SNorm)", "WNorm"] == "+9.3"  # 4.25 / 3.89 = 1.0925
@@ -184,7 +191,7 @@ def test_the_committed_tables_are_those_of_the_committed_results(tmp_path: Path)
     results = load(tmp_path, "laptop")
     made = files(results)
     made[FOLDER / "entropy_landscape_table1.csv"] = cells_csv(entropy_landscape.cells(results))
-    temperatures = csv_text(aero_entropy.temperature_lines(results), aero_entropy.TEMPERATURE_COLUMNS)
+    temperatures = csv_text(aero_entropy.TEMPERATURE_COLUMNS, aero_entropy.temperature_lines(results))
     made[FOLDER / "learned_temperatures.csv"] = temperatures
     for path, text in made.items():
         assert (synthetic.PROJECT / path).read_text(encoding="utf-8") == text, f"{path}: run python -m stages.report"
@@ -192,8 +199,7 @@ def test_the_committed_tables_are_those_of_the_committed_results(tmp_path: Path)
 
 def test_the_metrics_of_dvc_are_those_of_the_report(full: Results) -> None:
     judged = claims.judge(full)
-    (text,) = claims.metrics_file(full, judged).values()
-    found = json.loads(text)
+    found = claims.summary(full, judged)
     assert found["perplexity"]["sm-ln-r"] == pytest.approx(fmean(full.perplexity("sm-ln-r").values()), abs=1e-4)
     assert sum(found["claims"].values()) == len(judged)
     assert found["gigabytes"]["SM+LN+G"] == pytest.approx(full.cost("SM+LN+G", "tuned").bytes / 1e9, abs=1e-3)

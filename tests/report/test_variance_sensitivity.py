@@ -99,6 +99,6 @@ def test_series_of_a_run():
         "entropy_layer_1": [4.0, None, 3.0, 2.0],
     }
     run = Run("r", "laptop", 1, "SM+LN+G", 1.0, None, {}, "", False, curves=curves)
-    assert variance_cores.series(run, "train_loss").to_dict() == {1: 4.0, 2: 3.0, 4: 1.0}
-    assert variance_cores.series(run, "entropy").to_dict() == {1: 3.0, 3: 2.0, 4: 1.5}
-    assert variance_cores.series(run, "norm").empty
+    assert run.series("train_loss").to_dict() == {1: 4.0, 2: 3.0, 4: 1.0}
+    assert run.series("entropy").to_dict() == {1: 3.0, 3: 2.0, 4: 1.5}
+    assert run.series("norm").empty

@@ -1,4 +1,4 @@
-// Draws the explorer: a chart by Vega-Lite and two tables that can be searched, filtered and sorted. Loads nothing.
+// Draws the explorer: two tables that can be searched, filtered and sorted. Loads nothing.
 "use strict";
 const data = JSON.parse(document.getElementById("explorer-data").textContent);
 const SHOWN = 12;
@@ -68,7 +68,6 @@ function table(root, columns, lines, choices) {
 }
 
 const root = document.getElementById("explorer");
-vegaEmbed("#explorer-chart", data.chart, { actions: false, ast: true, renderer: "svg" });
 table(element("div", root), data.row_columns, data.rows, ["model", "program"]);
 element("h3", root, { textContent: "Find a claim" });
 table(element("div", root), data.claim_columns, data.claims, ["paper", "verdict"]);

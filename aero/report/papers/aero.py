@@ -18,7 +18,7 @@ from aero.flops import GPT2, PYTHIA, Sizes, count, crossover
 from aero.published import load
 from aero.records import read_csv
 from aero.report.costs import GB, counted, fits, row_costs
-from aero.report.papers.panels import TABLE_2_RUNS, layer_lines, learned, notation
+from aero.report.papers.panels import TABLE_2_RUNS, layer_lines, learned, mean_and_range, notation
 from aero.report.papers.private_tables import text
 from aero.report.results import Results
 from aero.report.show import (
@@ -51,7 +51,7 @@ ZOOM = 0.5
 
 
 table_2, table_3, table_4, table_5, table_6, table_7, table_8, table_9 = (
-    partial(perplexities, number=str(number)) for number in range(2, 10)
+    partial(perplexities, address=f"aero/table{number}") for number in range(2, 10)
 )
 
 
@@ -132,17 +132,10 @@ def figure_3b(results: Results) -> Figure:
     figure, axes = subplots(height=1.9)
     ends = []
     for run in TABLE_2_RUNS:
-        curves = [dict(zip(*t.log.evaluations(), strict=True)) for t in results.seeds(run) if t.log]
-        steps = sorted(set.intersection(*map(set, curves))) if curves else []
-        if not steps:
-            continue
-        values = np.array([[curve[step] for step in steps] for curve in curves])
-        failed = any(t.diverged for t in results.seeds(run))
-        axes.plot(
-            steps, values.mean(0), color=SERIES[run], label=notation(results, run) + (" (diverged)" if failed else "")
-        )
-        axes.fill_between(steps, values.min(0), values.max(0), color=SERIES[run], alpha=0.18, linewidth=0)
-        ends.append(values.mean(0)[-1])
+        curves = [trained.series("eval_loss") for trained in results.seeds(run)]
+        failed = any(trained.diverged for trained in results.seeds(run))
+        mean = mean_and_range(axes, curves, color=SERIES[run], label=notation(results, run) + " (diverged)" * failed)
+        ends.extend(mean.iloc[-1:])
     if not ends:
         no_data(axes, "not trained at this scale")
         return figure
@@ -279,8 +272,8 @@ def against_ngrams(results: Results) -> Figure:
 def figure_4(results: Results) -> Figure:
     """Learned negative slopes of the leaky ReLU over training, one a layer and one for all layers."""
     figure, panels = subplots(1, 2, height=1.6)
-    layer_lines(panels[0], results, "sm-leakyr", "(a) one slope per layer", "slopes")
-    layer_lines(panels[1], results, "sm-leakyr-global", "(b) one slope for all layers", "slopes")
+    layer_lines(panels[0], results, "sm-leakyr", "(a) one slope per layer", "slope")
+    layer_lines(panels[1], results, "sm-leakyr-global", "(b) one slope for all layers", "slope")
     for panel in panels:
         panel.axhline(0, color=INK, linewidth=0.7)
         panel.set_xlabel("training step")
@@ -308,19 +301,9 @@ def figure_11(results: Results) -> Figure:
     return figure
 
 
-def figure_20(results: Results) -> Figure:
-    """FLOPs per token of GPT-2, small to XL, from 128 to 8K tokens."""
+def _flops(results: Results, models: Mapping[str, Sizes]) -> Figure:
+    """FLOPs per token of a family, smallest to largest, from 128 to 8K tokens."""
     del results
-    return _flops(GPT2)
-
-
-def figure_21(results: Results) -> Figure:
-    """FLOPs per token of Pythia, 70M to 12B, from 128 to 8K tokens."""
-    del results
-    return _flops(PYTHIA)
-
-
-def _flops(models: Mapping[str, Sizes]) -> Figure:
     figure, panels = subplots(len(models) // 4, 4, height=0.35 + 1.1 * len(models) / 4, squeeze=False)
     for panel, (name, sizes) in zip(panels.flat, models.items(), strict=True):
         _flops_bars(panel, sizes)
@@ -331,6 +314,9 @@ def _flops(models: Mapping[str, Sizes]) -> Figure:
         panel.set_xlabel("context length T")
     figure.legend(*panels[0, 0].get_legend_handles_labels(), loc="outside upper center", ncols=2, frameon=False)
     return figure
+
+
+figure_20, figure_21 = (partial(_flops, models=models) for models in (GPT2, PYTHIA))
 
 
 def _flops_bars(panel: Axes, sizes: Sizes) -> None:

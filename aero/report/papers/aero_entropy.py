@@ -6,6 +6,7 @@ Entropy-Guided's Figures 5, 6 and 7 are AERO's 10, 18 and 19.
 from __future__ import annotations
 
 import math
+from functools import partial
 
 import numpy as np
 import pandas as pd
@@ -25,6 +26,7 @@ from aero.report.papers.panels import (
     STABILISED,
     STABILISED_RUNS,
     TABLE_2_RUNS,
+    causal_norm,
     depth_bar,
     heads,
     heatmap,
@@ -32,6 +34,7 @@ from aero.report.papers.panels import (
     layer_lines,
     layer_ticks,
     learned,
+    logged,
     notation,
     over_training,
     overflow_map,
@@ -72,36 +75,17 @@ def figure_3a(results: Results) -> Figure:
     return quarter_bars(results, TABLE_2_RUNS, printed=printed)
 
 
-def figure_5(results: Results) -> Figure:
-    return heatmaps(results, ("sm-ln-g", "sm-ln-r", "sm-g", "sm-r"), columns=4, height=1.8)
-
-
 def figure_6(results: Results) -> Figure:
     """SM: (a) values beyond float16 in each layer over training, (b) entropy of every head."""
     figure, (counts, heads_panel) = subplots(1, 2, height=1.9, width_ratios=(2.2, 1))
     overflow_map(figure, counts, results, "sm", "(a) SM, values beyond float16")
     counts.set_ylabel("layer")
-    _heads(figure, heads_panel, results, "sm", "(b) SM")
+    heads_panel.set_title("(b) SM", fontsize=8)
+    norm = causal_norm(results, ["sm"])
+    heatmap(heads_panel, heads(results, "sm"), norm)
+    heads_panel.set_xlabel("head")
+    figure.colorbar(ScalarMappable(norm, ENTROPY), ax=heads_panel, label="mean entropy, nats", pad=0.02)
     return figure
-
-
-def _heads(figure: Figure, panel, results: Results, run: str, title: str) -> None:
-    panel.set_title(title, fontsize=8)
-    values = heads(results, run)
-    if values is None:
-        no_data(panel, "not measured")
-        return
-    mesh = heatmap(panel, values, Normalize(0, results.first(run).entropy.maximum["causal_bound"]))
-    panel.set_xlabel("head")
-    figure.colorbar(mesh, ax=panel, label="mean entropy, nats", pad=0.02)
-
-
-def figure_7(results: Results) -> Figure:
-    return heatmaps(results, STABILISED_RUNS, STABILISED, columns=3, height=1.7)
-
-
-def figure_9(results: Results) -> Figure:
-    return quarter_bars(results, (*STABILISED_RUNS, REGULARISED), (*STABILISED, "entropy reg."))
 
 
 def figure_10(results: Results) -> Figure:
@@ -132,43 +116,20 @@ def figure_10(results: Results) -> Figure:
     return figure
 
 
-def figure_12(results: Results) -> Figure:
-    return over_training(results, TABLE_2_RUNS)
-
-
-def figure_13(results: Results) -> Figure:
-    names = ("(a) one slope per layer", "(b) one slope for all layers")
-    return over_training(results, ("sm-leakyr", "sm-leakyr-global"), names, columns=2, height=1.5)
-
-
-def figure_14(results: Results) -> Figure:
-    names = [f"({letter}) {name}" for letter, name in zip("abcd", (*STABILISED, "entropy reg."), strict=True)]
-    return over_training(results, (*STABILISED_RUNS, REGULARISED), names, columns=4)
-
-
-def figure_16(results: Results) -> Figure:
-    names = ("none pruned", *(f"{pruned} pruned" for pruned in range(1, 8)))
-    return quarter_bars(results, PRUNED_RUNS, names, ("observed", "causal_bound"))
-
-
 def figure_17(results: Results) -> Figure:
     """Seven FFNs pruned, six and none: entropy of each layer over training, and of every head after it."""
     runs, names = ("sm-scfuffni-7", "sm-scfuffni-6", "sm-scfuffn"), ("7 pruned", "6 pruned", "none pruned")
     figure, panels = subplots(2, 3, height=2.7, sharey="row")
-    found = {run: values for run in runs if (values := heads(results, run)) is not None}
-    norm = Normalize(0, max((results.first(run).entropy.maximum["causal_bound"] for run in found), default=1.0))
-    for column, (run, name) in enumerate(zip(runs, names, strict=True)):
-        layer_lines(panels[0, column], results, run, name)
-        panels[0, column].set_xlabel("training step")
-        if run in found:
-            heatmap(panels[1, column], found[run], norm)
-            panels[1, column].set_xlabel("head")
-        else:
-            no_data(panels[1, column], "not measured")
+    norm = causal_norm(results, runs)
+    for (above, below), run, name in zip(panels.T, runs, names, strict=True):
+        layer_lines(above, results, run, name)
+        above.set_xlabel("training step")
+        heatmap(below, heads(results, run), norm)
+        below.set_xlabel("head")
     panels[0, 0].set_ylabel("entropy, nats")
     panels[0, 0].set_ylim(bottom=0)
     panels[1, 0].set_ylabel("layer")
-    depth_bar(figure, panels[0], len(next(iter(found.values()), range(12))))
+    depth_bar(figure, panels[0], logged(results, runs[0], "entropy").shape[1] or 12)
     figure.colorbar(ScalarMappable(norm, ENTROPY), ax=panels[1], label="entropy, nats", pad=0.01)
     return figure
 
@@ -177,12 +138,41 @@ def figure_18(results: Results) -> Figure:
     facts = load("aero").facts["figures"]["18"]["fractions"]
     printed = [(MARGIN_RUNS[gamma], (3,), value) for gamma, value in facts.items()]
     names = [f"γ = {gamma:.2f}" for gamma in MARGIN_RUNS]
-    return quarter_bars(results, tuple(MARGIN_RUNS.values()), names, ("observed", "causal_bound"), printed)
+    return quarter_bars(results, tuple(MARGIN_RUNS.values()), names, _BOTH, printed)
 
 
-def figure_19(results: Results) -> Figure:
-    chosen = {gamma: run for gamma, run in MARGIN_RUNS.items() if gamma <= 0.25}
-    return over_training(results, tuple(chosen.values()), [f"γ = {gamma:.2f}" for gamma in chosen])
+def _lettered(*names: str) -> list[str]:
+    return [f"({letter}) {name}" for letter, name in zip("abcdef", names, strict=False)]
+
+
+_BOTH, _GAMMAS = ("observed", "causal_bound"), [gamma for gamma in MARGIN_RUNS if gamma <= 0.25]
+figure_5 = partial(heatmaps, runs=("sm-ln-g", "sm-ln-r", "sm-g", "sm-r"), columns=4, height=1.8)
+figure_7 = partial(heatmaps, runs=STABILISED_RUNS, names=STABILISED, columns=3, height=1.7)
+figure_9 = partial(quarter_bars, runs=(*STABILISED_RUNS, REGULARISED), names=(*STABILISED, "entropy reg."))
+figure_12 = partial(over_training, runs=TABLE_2_RUNS)
+figure_13 = partial(
+    over_training,
+    runs=("sm-leakyr", "sm-leakyr-global"),
+    names=_lettered("one slope per layer", "one slope for all layers"),
+    columns=2,
+    height=1.5,
+)
+figure_14 = partial(
+    over_training, runs=(*STABILISED_RUNS, REGULARISED), names=_lettered(*STABILISED, "entropy reg."), columns=4
+)
+figure_16 = partial(
+    quarter_bars, runs=PRUNED_RUNS, names=("none pruned", *(f"{n} pruned" for n in range(1, 8))), maxima=_BOTH
+)
+figure_19 = partial(
+    over_training, runs=[MARGIN_RUNS[gamma] for gamma in _GAMMAS], names=[f"γ = {gamma:.2f}" for gamma in _GAMMAS]
+)
+guided_figure_2 = partial(heatmaps, runs=TABLE_2_RUNS, columns=6, height=1.9)
+guided_figure_4 = partial(
+    over_training,
+    runs=("sm-ln-g", "sm", *STABILISED_RUNS, REGULARISED),
+    names=_lettered("SM+LN+G", "SM", *STABILISED, "entropy reg."),
+)
+guided_table_3 = partial(perplexities, address="entropy_guided/table3")
 
 
 def failures(results: Results) -> pd.DataFrame:
@@ -227,15 +217,13 @@ def failures_over_training(results: Results) -> Figure:
     figure, panels = subplots(1, len(FAILURES), height=1.7, sharey=True)
     norm = Normalize(0, 1)
     for panel, run in zip(panels, FAILURES, strict=True):
-        trained = results.first(run)
         panel.set_title(notation(results, run), fontsize=8)
-        logged = zip(trained.log.step, trained.log.entropy, strict=True) if trained and trained.log else ()
-        rows = [(step, row) for step, row in logged if any(value is not None for value in row)]
-        if not rows:
+        entropy = logged(results, run, "entropy")
+        if entropy.empty:
             no_data(panel, "not measured")
             continue
-        values = np.array([row for _, row in rows], dtype=float).T / causal_bound(int(trained.metrics["context"]))
-        edges = np.array([0.0, *(step for step, _ in rows)])
+        values = entropy.to_numpy().T / causal_bound(int(results.first(run).metrics["context"]))
+        edges = np.array([0.0, *entropy.index])
         layers = np.arange(len(values) + 1) + 0.5
         mesh = panel.pcolormesh(edges, layers, np.ma.masked_invalid(values), cmap=ENTROPY, norm=norm)
         mesh.set_edgecolor("face")
@@ -252,11 +240,10 @@ def by_position(results: Results) -> Figure:
     layers = 12
     for panel, run in zip(panels, POSITION_RUNS, strict=True):
         panel.set_title(notation(results, run), fontsize=8)
-        trained = results.first(run)
-        if trained is None or trained.entropy is None or not len(trained.entropy.by_position):
+        means = heads(results, run, "by_position")  # (L, T)
+        if means is None:
             no_data(panel, "not measured")
             continue
-        means = np.array(trained.entropy.by_position, dtype=float)  # (L, T)
         layers = len(means)
         positions = np.arange(1, means.shape[1] + 1)
         panel.plot(positions, np.log(positions), color=INK, linewidth=1, linestyle=":")
@@ -331,20 +318,6 @@ def _temperatures(trained: Run) -> list[dict[str, object]]:
 
 
 # Entropy-Guided Attention ------------------------------------------------------------------------------------------
-
-
-def guided_figure_2(results: Results) -> Figure:
-    return heatmaps(results, TABLE_2_RUNS, columns=6, height=1.9)
-
-
-def guided_figure_4(results: Results) -> Figure:
-    names = ("SM+LN+G", "SM", *STABILISED, "entropy reg.")
-    lettered = [f"({letter}) {name}" for letter, name in zip("abcdef", names, strict=True)]
-    return over_training(results, ("sm-ln-g", "sm", *STABILISED_RUNS, REGULARISED), lettered)
-
-
-def guided_table_3(results: Results) -> pd.DataFrame:
-    return perplexities(results, "3", "entropy_guided")
 
 
 def parts(results: Results) -> pd.DataFrame:

@@ -21,14 +21,14 @@ from aero.landscape import (
     wasserstein_1,
     wasserstein_1_by_layer,
 )
-from aero.published import Cell, Row, load
-from aero.report.papers.panels import ENTROPY, heads, heatmap, layer_ticks, notation
+from aero.published import Cell, Row
+from aero.published import table as printed_table
+from aero.report.papers.panels import ENTROPY, causal_norm, heads, heatmap, layer_ticks, notation
 from aero.report.results import Results
 from aero.report.show import INK, PAPER, no_data, subplots
 from aero.report.statistics import estimate
-from aero.report.tables import MeasuredCell, table
+from aero.report.tables import LANDSCAPE, MeasuredCell, table
 
-PAPER_NAME, NUMBER = "entropy_landscape", "1"
 TRAININGS = {"baseline": "baseline", "0": "γ = 0", "10": "γ = 0.10", "20": "γ = 0.20"}
 SURFACES = {
     "sm-ln-g": "GELU",
@@ -53,9 +53,9 @@ _COLOURS = (INK, "#0072b2", "#009e73", "#d55e00")
 @cache
 def cells(results: Results) -> list[MeasuredCell]:
     """Every cell of Table 1, for reports/tables."""
-    by_key = {(cell.row.name, cell.published.column.key): cell for cell in table(results, NUMBER, PAPER_NAME)}
+    by_key = {(cell.row.name, cell.published.column.key): cell for cell in table(results, printed_table(LANDSCAPE))}
     found = []
-    for row in load(PAPER_NAME).tables[NUMBER].rows:
+    for row in printed_table(LANDSCAPE).rows:
         for cell in row.cells.values():
             kind = re.sub(r"_\d+$", "", cell.column.key)
             found.append(by_key[row.name, cell.column.key] if kind == "ppl" else _heads_cell(results, row, cell, kind))
@@ -99,7 +99,7 @@ def table_1(results: Results) -> pd.DataFrame:
     """Table 1, one line a model and margin: perplexity and range of the heads' entropies, published and measured."""
     measured = {(cell.row.name, cell.published.column.key): cell for cell in cells(results)}
     lines = []
-    for row in load(PAPER_NAME).tables[NUMBER].rows:
+    for row in printed_table(LANDSCAPE).rows:
         for training, margin in TRAININGS.items():
             of = {
                 re.sub(r"_\d+$", "", key): cell
@@ -148,7 +148,7 @@ def spread(results: Results) -> pd.DataFrame:
 def figure_1(results: Results) -> Figure:
     """Mean entropy as a surface over layers and heads, without and with the regulariser."""
     found = {run: values for run in SURFACES if (values := heads(results, run)) is not None}
-    top = max((results.first(run).entropy.maximum["causal_bound"] for run in found), default=1.0)
+    norm = causal_norm(results, found)
     figure, panels = subplots(1, 4, height=2.3, subplot_kw={"projection": "3d", "computed_zorder": False})
     for panel, (run, name) in zip(panels, SURFACES.items(), strict=True):
         panel.set_title(name if run in found else f"{name}: not measured", fontsize=8, y=0.95, loc="center")
@@ -156,9 +156,9 @@ def figure_1(results: Results) -> Figure:
             continue
         layers, count = found[run].shape
         x, y = np.meshgrid(np.arange(1, count + 1), np.arange(1, layers + 1))
-        options = {"cmap": ENTROPY, "norm": Normalize(0, top), "linewidth": 0.3, "edgecolor": PAPER}
+        options = {"cmap": ENTROPY, "norm": norm, "linewidth": 0.3, "edgecolor": PAPER}
         panel.plot_surface(x, y, found[run], rstride=1, cstride=1, **options)
-        panel.set_zlim(0, top)
+        panel.set_zlim(0, norm.vmax)
         panel.view_init(elev=28, azim=-52)
         panel.set_xticks(layer_ticks(count))
         panel.set_yticks(range(2, layers + 1, max(2, layers // 3)))
@@ -180,10 +180,7 @@ def figure_2(results: Results) -> Figure:
     for row, kind in zip(panels, kinds, strict=True):
         for panel, (run, name) in zip(row, MARGINS.items(), strict=True):
             panel.set_title(f"{name}, {kind}", fontsize=8)
-            if (kind, run) in maps:
-                heatmap(panel, maps[kind, run], norm)
-            else:
-                no_data(panel, "not measured")
+            heatmap(panel, maps.get((kind, run)), norm)
         row[0].set_ylabel("layer")
     for panel in panels[1]:
         panel.set_xlabel("head")

@@ -5,10 +5,11 @@ Unless a function says otherwise it draws the first seed of a run. A panel witho
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 import numpy as np
+import pandas as pd
 from matplotlib.axes import Axes
 from matplotlib.cm import ScalarMappable
 from matplotlib.colors import LinearSegmentedColormap, LogNorm, Normalize
@@ -50,10 +51,10 @@ def notation(results: Results, run: str) -> str:
 
 
 def heads(results: Results, run: str, kind: str = "mean") -> NDArray[np.float64] | None:
-    """Mean or median entropy of every head (L, H), nats."""
+    """Mean or median entropy of every head (L, H), or of every layer "by_position" (L, T), nats."""
     trained = results.first(run)
-    values = getattr(trained.entropy, kind) if trained and trained.entropy else ()
-    return np.array(values, dtype=float) if len(values) else None
+    values = getattr(trained.entropy, kind) if trained and trained.entropy else np.empty(0)
+    return values if len(values) else None
 
 
 def learned(run: Run | None, name: str) -> NDArray[np.float64] | None:
@@ -65,14 +66,23 @@ def layer_ticks(layers: int) -> range:
     return range(1, layers + 1, 1 if layers <= 6 else 3)
 
 
-def heatmap(panel: Axes, values: NDArray[np.float64], norm: Normalize, colours: Any = ENTROPY) -> ScalarMappable:
-    """Values (L, H), layer 1 at the bottom; values that are not finite stay blank."""
+def causal_norm(results: Results, runs: Iterable[str]) -> Normalize:
+    """A scale from 0 to the largest causal bound of the runs, nats."""
+    trained = [one for run in runs if (one := results.first(run)) and one.entropy]
+    return Normalize(0, max((one.entropy.maximum["causal_bound"] for one in trained), default=1.0))
+
+
+def heatmap(panel: Axes, values: NDArray[np.float64] | None, norm: Normalize) -> ScalarMappable | None:
+    """Values (L, H), layer 1 at the bottom; values that are not finite stay blank. None: not measured."""
+    if values is None:
+        no_data(panel, "not measured")
+        return None
     layers, count = values.shape
     mesh = panel.pcolormesh(
         np.arange(count + 1) + 0.5,
         np.arange(layers + 1) + 0.5,
         np.ma.masked_invalid(values),
-        cmap=colours,
+        cmap=ENTROPY,
         norm=norm,
         edgecolors=PAPER,
         linewidth=0.4,
@@ -89,16 +99,11 @@ def heatmaps(
 ) -> Figure:
     """Mean entropy of every head of the runs, on one colour scale up to the causal bound."""
     figure, grid = subplots(-(-len(runs) // columns), columns, height=height, squeeze=False, sharey=True)
-    found = {run: values for run in runs if (values := heads(results, run)) is not None}
-    bounds = [results.first(run).entropy.maximum["causal_bound"] for run in found]
-    norm = Normalize(0, max(bounds, default=1.0))
+    norm = causal_norm(results, runs)
     for panel, run, name in zip(grid.flat, runs, names or [notation(results, run) for run in runs], strict=False):
         panel.set_title(name, fontsize=8)
-        if run in found:
-            heatmap(panel, found[run], norm)
-            panel.set_xlabel("head")
-        else:
-            no_data(panel, "not measured")
+        heatmap(panel, heads(results, run), norm)
+        panel.set_xlabel("head")
     for panel in grid[:, 0]:
         panel.set_ylabel("layer")
     figure.colorbar(ScalarMappable(norm, ENTROPY), ax=grid, label="mean entropy, nats", shrink=0.9, pad=0.01)
@@ -153,31 +158,36 @@ def quarter_bars(
     return figure
 
 
-def finite_columns(run: Run | None, quantity: str) -> list[tuple[list[int], list[float]]]:
-    """Steps and values of each column of one of the log's tables (`Log`), without gaps."""
-    if run is None or run.log is None:
-        return []
-    rows = getattr(run.log, quantity)
-    columns = []
-    for values in zip(*rows, strict=True):
-        points = [(s, v) for s, v in zip(run.log.step, values, strict=True) if v is not None and np.isfinite(v)]
-        columns.append(([s for s, _ in points], [v for _, v in points]))
-    return columns if any(steps for steps, _ in columns) else []
+def logged(results: Results, run: str, quantity: str) -> pd.DataFrame:
+    """`Run.logged`; empty without the run."""
+    trained = results.first(run)
+    return trained.logged(quantity) if trained else pd.DataFrame()
+
+
+def mean_and_range(panel: Axes, curves: Iterable[pd.Series], **line: str) -> pd.Series:
+    """Draw mean and range of seeds at their common steps; the mean, empty if there are none."""
+    curves = [curve for curve in curves if len(curve)]
+    if not curves:
+        return pd.Series(dtype=float)
+    values = pd.concat(curves, axis=1, join="inner")
+    panel.plot(values.mean(axis=1), **line)
+    low, high = values.min(axis=1), values.max(axis=1)
+    panel.fill_between(values.index, low, high, color=line["color"], alpha=0.2, linewidth=0)
+    return values.mean(axis=1)
 
 
 def layer_lines(panel: Axes, results: Results, run: str, name: str, quantity: str = "entropy") -> None:
     """One line a layer over training, coloured by depth; dotted: the step at which the run diverged."""
-    trained = results.first(run)
     panel.set_title(name, fontsize=8)
-    lines = finite_columns(trained, quantity)
-    if not lines:
+    lines = logged(results, run, quantity)
+    if lines.empty:
         no_data(panel, "not measured")
         return
-    for (steps, values), depth in zip(lines, np.linspace(0, 1, len(lines)), strict=True):
-        panel.plot(steps, values, color=DEPTH(depth), linewidth=1.1)
-    if trained.diverged_at is not None:
-        panel.axvline(trained.diverged_at, color=INK, linewidth=0.8, linestyle=":")
-        panel.set_title(f"{name} (NaN at {trained.diverged_at})", fontsize=8)
+    for column, depth in zip(lines, np.linspace(0, 1, lines.shape[1]), strict=True):
+        panel.plot(lines[column].dropna(), color=DEPTH(depth), linewidth=1.1)
+    if (step := results.first(run).diverged_at) is not None:
+        panel.axvline(step, color=INK, linewidth=0.8, linestyle=":")
+        panel.set_title(f"{name} (NaN at {step})", fontsize=8)
     panel.grid(axis="y")
 
 
@@ -196,9 +206,7 @@ def over_training(
         panel.set_ylabel("entropy, nats")
     for panel in grid[-1]:
         panel.set_xlabel("training step")
-    depth_bar(
-        figure, grid, max((len(t.log.entropy[-1]) for r in runs if (t := results.first(r)) and t.log), default=12)
-    )
+    depth_bar(figure, grid, max(logged(results, run, "entropy").shape[1] for run in runs) or 12)
     return figure
 
 
@@ -209,20 +217,15 @@ def depth_bar(figure: Figure, panels: Any, layers: int) -> None:
 def overflow_map(figure: Figure, panel: Axes, results: Results, run: str, title: str) -> None:
     """How many values of each block's output float16 cannot hold, layer by evaluated step; none is blank."""
     panel.set_title(title, fontsize=8)
-    trained = results.first(run)
-    logged = zip(trained.log.step, trained.log.overflow, strict=False) if trained and trained.log else ()
-    kept = [(step, row) for step, row in logged if any(value is not None for value in row)]
-    if not kept:
-        no_data(panel, "not logged")
-        return
-    counts = np.array([row for _, row in kept], dtype=float).T  # (L, evaluations)
-    if not np.nanmax(counts) > 0:
-        no_data(panel, "none in this training")
+    overflow = logged(results, run, "overflow")
+    counts = overflow.to_numpy().T  # (L, evaluations)
+    if not counts.size or not np.nanmax(counts) > 0:
+        no_data(panel, "none in this training" if counts.size else "not logged")
         return
     shown = np.ma.masked_less(np.ma.masked_invalid(counts), 1)
-    mesh = panel.pcolormesh(shown, cmap=COUNTS, norm=LogNorm(1, max(counts[np.isfinite(counts)].max(), 10)))
-    every = max(1, len(kept) // 3)
-    panel.set_xticks(np.arange(0, len(kept), every) + 0.5, [str(step) for step, _ in kept[::every]])
+    mesh = panel.pcolormesh(shown, cmap=COUNTS, norm=LogNorm(1, max(np.nanmax(counts), 10)))
+    every = max(1, len(overflow) // 3)
+    panel.set_xticks(np.arange(0, len(overflow), every) + 0.5, list(map(str, overflow.index[::every])))
     panel.set_yticks(np.array(layer_ticks(len(counts))) - 0.5, layer_ticks(len(counts)))
     panel.set_xlabel("training step")
     figure.colorbar(mesh, ax=panel, label="values beyond float16", pad=0.01)

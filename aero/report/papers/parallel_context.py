@@ -37,6 +37,8 @@ TITLES = {
 CHANCE = {"words": 25.0, "people": 100 / 24, "pairs": 0.0}
 """Per cent right of a guess."""
 CEILING = 98.0
+COST = "parallel_context/cost.json"
+"""Time and memory."""
 METHODS = {"naive": "no remedy", "sink": "shared sink", "select": "selective", "both": "sink and selective"}
 Row = dict[str, Any]
 
@@ -117,15 +119,6 @@ def models(results: Results) -> dict[str, Measured]:
 def measured(results: Results) -> Measured | None:
     """The pretrained model that the report is about; None if it was not measured."""
     return models(results).get(MODEL)
-
-
-def costs(results: Results) -> Row | None:
-    """Time and memory, fresh or committed, with the file's `path`; None if they were not measured."""
-    for folder in ("runs/parallel_context", "results/parallel_context"):
-        path = results.root / folder / "cost.json"
-        if path.is_file():
-            return json.loads(path.read_text(encoding="utf-8")) | {"path": f"{folder}/cost.json"}
-    return None
 
 
 # Statistics -----------------------------------------------------------------------------------------------------------
@@ -367,24 +360,25 @@ def best_k(model: Measured, tasks: list[str]) -> dict[str, Any]:
 def cost_of_segments(results: Results, percent: float) -> Measurement:
     """Query-key pairs of a context encoded in P segments over those of full attention: whether they are within
     `percent` % of 1/P at every P."""
-    found = costs(results)
-    if found is None:
+    path, found = results.file(COST), results.json(COST)
+    if path is None:
         return Measurement("", SCALE, missing="not measured yet: make parallel")
     rows = found["rows"]
     whole = {row["tokens"]: row for row in rows if row["segments"] == 1}
     parts = [(row, whole[row["tokens"]]) for row in rows if row["segments"] > 1]
     last, full = parts[-1]
     pairs, time, memory = (last[key] / full[key] for key in ("attention_pairs", "cpu_s", "peak_bytes"))
-    return Measurement(
+    held = {
+        f"{row['tokens']} tokens, P={row['segments']}": math.isclose(
+            row["attention_pairs"] * row["segments"], full["attention_pairs"], rel_tol=percent / 100
+        )
+        for row, full in parts
+    }
+    text = (
         f"query-key pairs {pairs:.4f} at P={last['segments']}; measured: time {time:.2f}, memory {memory:.2f} of full"
-        " attention's",
-        SCALE,
-        f"{found['path']}: {last['tokens']} tokens, {found['model']}, one thread; projections and feed-forward networks"
-        " cost the same at every P",
-        checks={
-            f"{row['tokens']} tokens, P={row['segments']}": bool(
-                np.isclose(row["attention_pairs"] * row["segments"], full["attention_pairs"], rtol=percent / 100)
-            )
-            for row, full in parts
-        },
     )
+    evidence = (
+        f"{path.relative_to(results.root)}: {last['tokens']} tokens, {found['model']}, one thread; projections and "
+        "feed-forward networks cost the same at every P"
+    )
+    return Measurement(f"{text} attention's", SCALE, evidence, checks=held)

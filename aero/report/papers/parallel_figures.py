@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 
 import pandas as pd
@@ -12,8 +12,10 @@ from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 
 from aero.published import Table, load
-from aero.report.papers import parallel_context as pc
+from aero.records import csv_text
 from aero.report.papers.parallel_context import (
+    CHANCE,
+    COST,
     KINDS,
     METHODS,
     MODEL,
@@ -21,17 +23,19 @@ from aero.report.papers.parallel_context import (
     SCALE,
     TITLES,
     Measured,
-    Row,
     Setting,
-    costs,
+    correlation,
+    correlation_text,
+    curve,
     is_text,
     measured,
+    over,
     score,
 )
 from aero.report.results import Results
-from aero.report.show import GRID, MUTED, no_data, subplots
+from aero.report.show import GRID, MUTED, not_measured, subplots
 from aero.report.statistics import Estimate
-from aero.report.tables import COLUMNS, NOT_COMPARABLE, csv_text
+from aero.report.tables import COLUMNS, NOT_COMPARABLE
 
 # Tables ---------------------------------------------------------------------------------------------------------------
 
@@ -63,7 +67,7 @@ def _csv(model: Measured | None, printed: Table) -> str:
                         "note": _note(model, task, setting) if found else "not measured yet",
                     }
                 )
-    return csv_text(lines, COLUMNS)
+    return csv_text(COLUMNS, lines)
 
 
 def _note(model: Measured, task: str, setting: Setting) -> str:
@@ -81,18 +85,10 @@ def _setting_of(model: Measured, printed: Table, row: str, task: str) -> Setting
     return model.setting(task, max(model.segments(task)), "select", **change)
 
 
-def table_main(results: Results) -> pd.DataFrame:
-    """Full attention against P segments without a remedy: published / measured."""
-    return _beside_published(measured(results), load(PAPER).tables["main"])
-
-
-def table_ablation(results: Results) -> pd.DataFrame:
-    """Selective attention by K and aggregation at the largest P of each task: published / measured."""
-    return _beside_published(measured(results), load(PAPER).tables["ablation"])
-
-
-def _beside_published(model: Measured | None, printed: Table) -> pd.DataFrame:
-    rows = []
+def _beside_published(results: Results, number: str) -> pd.DataFrame:
+    """A printed table, published / measured: full attention against P segments without a remedy, or selective attention
+    by K and aggregation at the largest P of each task."""
+    model, printed, rows = measured(results), load(PAPER).tables[number], []
     for row in printed.rows:
         line = {"attention": row.name}
         for task in model.tasks if model else ():
@@ -103,6 +99,9 @@ def _beside_published(model: Measured | None, printed: Table) -> pd.DataFrame:
     return pd.DataFrame(rows)
 
 
+table_main, table_ablation = (functools.partial(_beside_published, number=number) for number in ("main", "ablation"))
+
+
 def _cell(task: str, found: Estimate | None) -> str:
     """A score with its interval, a dash where there is none."""
     return found.text(1 if is_text(task) else 0) if found else "–"
@@ -110,41 +109,36 @@ def _cell(task: str, found: Estimate | None) -> str:
 
 def table_methods(model: Measured | None) -> pd.DataFrame:
     """Performance with every remedy, the oracles and the adaptive K at the largest P of each task."""
-    ways: dict[str, Callable[[Measured, str, int], Setting]] = {"full attention": lambda m, task, _: m.setting(task, 1)}
-    for method, words in METHODS.items():
-        ways[words] = functools.partial(lambda m, task, p, method: m.setting(task, p, method), method=method)
-    for name in model.sinks[1:] if model else ():
-        ways[f"sink: {name}"] = functools.partial(lambda m, task, p, name: Setting(p, sink=name), name=name)
-    for mass in sorted({setting.mass for _, setting in model.rows if setting.mass}) if model else ():
-        ways[f"selective, {mass:.0%} of the scores"] = functools.partial(
-            lambda m, task, p, mass: m.setting(task, p, "select", top_k=None, mass=mass), mass=mass
-        )
-    for which in ("keys", "values"):
-        ways[f"{which} of full attention"] = functools.partial(
-            lambda m, task, p, which: Setting(p, oracle=which), which=which
-        )
-    return pd.DataFrame(
-        {"encoding": words}
-        | {TITLES[t]: _cell(t, score(model, t, of(model, t, max(model.segments(t))))) for t in model.tasks}
-        for words, of in (ways.items() if model else ())
-    )
+    columns = {TITLES[task]: _by_encoding(model, task) for task in model.tasks} if model else {}
+    return pd.DataFrame(columns).rename_axis("encoding").reset_index()
+
+
+def _by_encoding(model: Measured, task: str) -> dict[str, str]:
+    p = max(model.segments(task))
+    settings = {"full attention": model.setting(task, 1)}
+    settings |= {words: model.setting(task, p, method) for method, words in METHODS.items()}
+    settings |= {f"sink: {name}": Setting(p, sink=name) for name in model.sinks[1:]}
+    for mass in sorted({setting.mass for _, setting in model.rows if setting.mass}):
+        chosen = model.setting(task, p, "select", top_k=None, mass=mass)
+        settings[f"selective, {mass:.0%} of the scores"] = chosen
+    settings |= {f"{which} of full attention": Setting(p, oracle=which) for which in ("keys", "values")}
+    return {words: _cell(task, score(model, task, setting)) for words, setting in settings.items()}
 
 
 def table_cost(results: Results) -> pd.DataFrame:
     """Time and memory of encoding the context, against full attention at the same length."""
-    return pd.DataFrame(_cost_lines((costs(results) or {"rows": []})["rows"]))
-
-
-def _cost_lines(rows: Sequence[Row]) -> Iterator[Row]:
-    for row in rows:
-        full = next(one for one in rows if one["tokens"] == row["tokens"] and one["segments"] == 1)
-        yield {
+    rows = results.json(COST).get("rows", ())
+    whole = {row["tokens"]: row for row in rows if row["segments"] == 1}
+    return pd.DataFrame(
+        {
             "tokens": str(row["tokens"]),
             "P": str(row["segments"]),
-            "query-key pairs, of full": f"{row['attention_pairs'] / full['attention_pairs']:.3f}",
-            "processor time, s": f"{row['cpu_s']:.1f} ({row['cpu_s'] / full['cpu_s']:.2f} of full)",
+            "query-key pairs, of full": f"{row['attention_pairs'] / whole[row['tokens']]['attention_pairs']:.3f}",
+            "processor time, s": f"{row['cpu_s']:.1f} ({row['cpu_s'] / whole[row['tokens']]['cpu_s']:.2f} of full)",
             "memory, MiB": f"{row['peak_bytes'] / 2**20:.0f}",
         }
+        for row in rows
+    )
 
 
 # Figures --------------------------------------------------------------------------------------------------------------
@@ -154,31 +148,21 @@ COLOURS = {"naive": "#d55e00", "sink": "#0072b2", "select": "#009e73", "both": "
 MARKERS = {"naive": "o", "sink": "s", "select": "^", "both": "D"}
 
 
-def figure_performance(results: Results) -> Figure:
-    """Performance against P, one panel a task, one colour a remedy; bars: 95 % intervals over episodes."""
-    return _panels(results, entropy=False)
-
-
-def figure_entropy(results: Results) -> Figure:
-    """Mean attention entropy of the query's tokens against P."""
-    return _panels(results, entropy=True)
-
-
 def _panels(results: Results, entropy: bool) -> Figure:
-    model = pc.measured(results)
-    tasks = model.tasks if model else [""]
-    figure, panels = subplots(1, len(tasks), height=2.6, squeeze=False)
-    for axes, task in zip(panels[0], tasks, strict=True):
-        if not model:
-            no_data(axes, "not measured")
-            continue
+    """Performance, or mean attention entropy of the query's tokens, against P: one panel a task, one colour a remedy;
+    bars: 95 % intervals over episodes."""
+    model = measured(results)
+    if model is None:
+        return not_measured()
+    figure, panels = subplots(1, len(model.tasks), height=2.6, squeeze=False)
+    for axes, task in zip(panels[0], model.tasks, strict=True):
         for method, colour in COLOURS.items():
             points = []
             for p in model.segments(task):
                 setting = model.setting(task, p, method)
-                if found := pc.score(model, task, setting):
+                if found := score(model, task, setting):
                     entropies = list(model.values(task, setting, "entropies").values())
-                    points.append((p, pc.over(entropies) if entropy else found))
+                    points.append((p, over(entropies) if entropy else found))
             if not points:
                 continue
             means = [one.mean for _, one in points]
@@ -187,8 +171,8 @@ def _panels(results: Results, entropy: bool) -> Figure:
             bars.append([max(0.0, one.high - one.mean) if one.has_interval else 0.0 for _, one in points])
             style = {"color": colour, "marker": MARKERS[method], "markersize": 4, "linewidth": 1}
             axes.errorbar([p for p, _ in points], means, bars, capsize=2, elinewidth=0.7, **style)
-        if not entropy and task in pc.CHANCE:
-            axes.axhline(pc.CHANCE[task], color=MUTED, linewidth=0.8, linestyle=":")
+        if not entropy and task in CHANCE:
+            axes.axhline(CHANCE[task], color=MUTED, linewidth=0.8, linestyle=":")
         _over_p(axes, model.segments(task))
         axes.set_title(TITLES[task])
     panels[0][0].set_ylabel("entropy, nats" if entropy else "perplexity or % right")
@@ -196,25 +180,26 @@ def _panels(results: Results, entropy: bool) -> Figure:
     return figure
 
 
+figure_performance, figure_entropy = (functools.partial(_panels, entropy=entropy) for entropy in (False, True))
+
+
 def figure_correlation(results: Results) -> Figure:
     """Entropy against loss: every P of every task, all remedies; r of those without a remedy."""
-    model = pc.measured(results)
-    tasks = model.tasks if model else [""]
-    figure, panels = subplots(1, len(tasks), height=2.7, squeeze=False)
-    for axes, task in zip(panels[0], tasks, strict=True):
-        if not model:
-            no_data(axes, "not measured")
-            continue
+    model = measured(results)
+    if model is None:
+        return not_measured()
+    figure, panels = subplots(1, len(model.tasks), height=2.7, squeeze=False)
+    for axes, task in zip(panels[0], model.tasks, strict=True):
         for method, colour in COLOURS.items():
-            curve = pc.curve(model, task, method)
-            entropies, losses = [x for _, x, _ in curve], [y for _, _, y in curve]
+            points = curve(model, task, method)
+            entropies, losses = [x for _, x, _ in points], [y for _, _, y in points]
             axes.scatter(entropies, losses, color=colour, marker=MARKERS[method], s=16, linewidth=0)
             if method == "naive":
                 axes.plot(entropies, losses, color=colour, linewidth=0.7)
-                for p, x, y in curve[:: max(1, len(curve) - 1)]:
+                for p, x, y in points[:: max(1, len(points) - 1)]:
                     axes.annotate(f"P={p}", (x, y), xytext=(3, 3), textcoords="offset points", fontsize=7)
         axes.set_xlabel("entropy, nats")
-        axes.set_title(f"{TITLES[task]}\nr {pc.correlation_text(pc.correlation(model, task))}", fontsize=8)
+        axes.set_title(f"{TITLES[task]}\nr {correlation_text(correlation(model, task))}", fontsize=8)
         axes.grid(color=GRID)
     panels[0][0].set_ylabel("loss, nats or % wrong")
     _legend(figure)
@@ -233,14 +218,13 @@ LAYERS = {
 
 def figure_layers(results: Results) -> Figure:
     """Sizes by layer at full attention and at the largest P, mean over tasks; norms as ratios of the same tokens."""
-    model = pc.measured(results)
+    model = measured(results)
+    if model is None:
+        return not_measured()
     figure, panels = subplots(2, 3, height=4.2, sharex=True)
     for axes, (what, words) in zip(panels.flat, LAYERS.items(), strict=True):
         axes.set_ylabel(words)
         axes.grid(color=GRID)
-        if not model:
-            no_data(axes, "not measured")
-            continue
         for task, style in zip(model.tasks, ("-", "--", ":", "-.", (0, (1, 1))), strict=False):
             most = Setting(max(model.segments(task)))
             if what.startswith(("key", "value")):
@@ -266,12 +250,12 @@ def _ratio(model: Measured, task: str, setting: Setting, what: str):
 
 def figure_selection(results: Results) -> Figure:
     """Performance at the largest P by the number of segments kept: a fixed K against the share of scores."""
-    model = pc.measured(results)
+    model = measured(results)
     tasks = [task for task in model.tasks if len(_kept(model, task)) > 1] if model else []
-    figure, panels = subplots(1, len(tasks) or 1, height=2.4, squeeze=False)
     if not tasks:
-        no_data(panels[0][0], "not measured")
-    for axes, task in zip(panels[0], tasks, strict=False):
+        return not_measured()
+    figure, panels = subplots(1, len(tasks), height=2.4, squeeze=False)
+    for axes, task in zip(panels[0], tasks, strict=True):
         for adaptive, colour, marker in ((False, COLOURS["select"], "^"), (True, COLOURS["both"], "D")):
             points = sorted((kept, found.mean) for kept, found, own in _kept(model, task) if own == adaptive)
             axes.plot([x for x, _ in points], [y for _, y in points], color=colour, marker=marker, markersize=4)
@@ -284,15 +268,15 @@ def figure_selection(results: Results) -> Figure:
     return figure
 
 
-def _kept(model: Measured, task: str) -> list[tuple[float, pc.Estimate, bool]]:
+def _kept(model: Measured, task: str) -> list[tuple[float, Estimate, bool]]:
     """Mean number of kept segments, score, and whether it is adaptive, at the largest P with the task's aggregation."""
     found = []
-    aggregation = model.selection["aggregation"][pc.KINDS[task]]
+    aggregation = model.selection["aggregation"][KINDS[task]]
     for (name, setting), rows in model.rows.items():
         wanted = name == task and setting.aggregation == aggregation and not setting.sink
         if wanted and setting.segments == max(model.segments(task)):
             kept = sum(row["kept"] for row in rows) / len(rows)
-            found.append((kept, pc.score(model, task, setting), setting.mass is not None))
+            found.append((kept, score(model, task, setting), setting.mass is not None))
     return found
 
 

@@ -18,9 +18,11 @@ from aero.published import PEERS, load
 from aero.records import read_csv
 from aero.report import show
 from aero.report.costs import (
+    COST_TABLES,
     GB,
     OPTIMISED,
     PARTS,
+    PROGRAMS,
     STOCK,
     audit,
     compared_runs,
@@ -43,16 +45,24 @@ COLOURS = ("#d55e00", "#e69f00", "#f0e442", "#56b4e9", "#0072b2", "#009e73", "#9
 IMPOSSIBLE, POSSIBLE = "#d55e00", "#0072b2"
 
 
-def bytes_by_part(results: Results) -> Figure:
-    """GB of the first table's rows by part of the model, stock SPU above optimised."""
-    lines = _lines_by_row(results)
+def by_part(results: Results, quantity: str) -> Figure:
+    """GB, or seconds of computing, of the first table's rows by part of the model, stock SPU above optimised."""
+    lines = {
+        (line["architecture"], line["program"]): line
+        for line in read_csv(results.root / "results/two_party/all_rows.csv")
+        if (line["model"], line["context"]) == ("gpt2", "128") and line["bytes_by_kind"]
+    }
+    unit, label = {
+        "bytes": (GB, "GB of one forward pass, both directions"),
+        "seconds": (1.0, "seconds of computing, two processes on 2 cores"),
+    }[quantity]
     bars = [
-        (name, program, {part: amount / GB for part, amount in parts(lines[name, program], "bytes").items()})
+        (name, program, {part: amount / unit for part, amount in parts(lines[name, program], quantity).items()})
         for name in HEADLINE
-        for program in (STOCK, OPTIMISED)
+        for program in PROGRAMS
         if (name, program) in lines
     ]
-    return _stacked(bars, tuple(PARTS), COLOURS, "GB of one forward pass, both directions")
+    return _stacked(bars, tuple(PARTS), COLOURS, label)
 
 
 def minutes_by_part(results: Results) -> Figure:
@@ -67,27 +77,6 @@ def minutes_by_part(results: Results) -> Figure:
     return _stacked(bars, ("computing", "transfer", "rounds"), colours, "minutes at 100 Mbit/s and 80 ms", printed)
 
 
-def seconds_by_part(results: Results) -> Figure:
-    """Seconds of computing of the first table's rows by part of the model, stock SPU above optimised."""
-    lines = _lines_by_row(results)
-    bars = [
-        (name, program, parts(lines[name, program], "seconds"))
-        for name in HEADLINE
-        for program in (STOCK, OPTIMISED)
-        if (name, program) in lines
-    ]
-    return _stacked(bars, tuple(PARTS), COLOURS, "seconds of computing, two processes on 2 cores")
-
-
-def _lines_by_row(results: Results) -> dict[tuple[str, str], dict[str, str]]:
-    """Lines of all_rows.csv at GPT-2's size and T=128 by architecture and program."""
-    return {
-        (line["architecture"], line["program"]): line
-        for line in read_csv(results.root / "results/two_party/all_rows.csv")
-        if (line["model"], line["context"]) == ("gpt2", "128") and line["bytes_by_kind"]
-    }
-
-
 def _stacked(
     bars: Sequence[tuple[str, str, Mapping[str, float]]],
     kinds: Sequence[str],
@@ -96,11 +85,9 @@ def _stacked(
     printed: Mapping[str, float] | None = None,
 ) -> Figure:
     """Horizontal bars, one a row and program; `printed`: the published value of a row, a diamond on its bars."""
-    figure = Figure(figsize=(show.WIDTH, 0.8 + 0.27 * max(len(bars), 2)))
-    axes = figure.subplots()
     if not bars:
-        show.no_data(axes, "not measured yet")
-        return figure
+        return show.not_measured()
+    figure, axes = show.subplots(height=0.8 + 0.27 * len(bars), layout=None)
     names = list(dict.fromkeys(name for name, *_ in bars))
     places = [place + 0.35 * names.index(name) for place, (name, *_) in enumerate(bars)]
     left = [0.0] * len(bars)
@@ -126,19 +113,19 @@ def _stacked(
 
 def published_minutes(results: Results) -> Figure:
     """Published minutes of all rows of Tables 4-7 over the least time that the published bytes need."""
-    paper, points = load("aero"), []
-    for number in ("4", "5", "6", "7"):
-        for row in load("aero").tables[number].rows:
-            bound, printed = published_bound(paper, number, row.name), row.cells["latency"].value
+    points = []
+    for number in COST_TABLES:
+        table = load("aero").tables[number]
+        for row in table.rows:
+            bound, printed = published_bound(table, row.name), row.cells["latency"].value
             if bound and printed:
                 points.append((number, bound.overlapped, printed))
     del results
-    figure = Figure(figsize=(show.WIDTH, 2.5))
-    axes = figure.subplots()
+    figure, axes = show.subplots(height=2.5, layout=None)
     ends = [3.0, 130.0]
     axes.plot(ends, ends, color=show.INK, linewidth=1)
     axes.fill_between(ends, [1, 1], ends, color=show.GRID, alpha=0.6, linewidth=0)
-    for number, marker in zip(("4", "5", "6", "7"), "osD^", strict=True):
+    for number, marker in zip(COST_TABLES, "osD^", strict=True):
         own = [point for point in points if point[0] == number]
         colours = [IMPOSSIBLE if printed < least else POSSIBLE for _, least, printed in own]
         axes.scatter([p[1] for p in own], [p[2] for p in own], c=colours, marker=marker, s=28, zorder=3,
@@ -171,8 +158,7 @@ def savings_by_program(results: Results) -> Figure:
     """Saving in GB over SM+LN+G at T=128: published, reproduced, stock SPU, with a cheap GELU, optimised."""
     table, fitted = load("aero").tables["4"], fits(results)
     base = fitted.get(("4", table.rows[0].name))
-    figure = Figure(figsize=(show.WIDTH, 2.6))
-    axes = figure.subplots()
+    figure, axes = show.subplots(height=2.6, layout=None)
     for place, name in enumerate(SAVINGS_ROWS):
         found, fit = audit(results, table, name, "bytes"), fitted.get(("4", name))
         values = (
@@ -201,14 +187,13 @@ def savings_by_program(results: Results) -> Figure:
 def fit_residuals(results: Results) -> Figure:
     """Relative difference of the reproduced from the published GB, all rows of Tables 4-7."""
     fitted = fits(results)
-    figure = Figure(figsize=(show.WIDTH, 1.5))
-    axes = figure.subplots()
-    for place, number in enumerate(("4", "5", "6", "7")):
+    figure, axes = show.subplots(height=1.5, layout=None)
+    for place, number in enumerate(COST_TABLES):
         values = [fit.residual_percent for (which, _), fit in fitted.items() if which == number]
         axes.plot(values, [place] * len(values), "o", color=show.AS_WRITTEN, alpha=0.5, markersize=6,
                   markeredgewidth=0)  # fmt: skip
     axes.axvline(0, color=show.INK, linewidth=0.8)
-    axes.set_yticks(range(4), [f"Table {number}" for number in ("4", "5", "6", "7")])
+    axes.set_yticks(range(4), [f"Table {number}" for number in COST_TABLES])
     axes.set_ylim(3.5, -0.5)
     axes.set_xlim(-2, 2)
     axes.grid(axis="x")
@@ -284,11 +269,9 @@ TICKS = [digit * 10.0**power for power in range(-1, 4) for digit in (1, 1.5, 2, 
 
 def draw_pareto(found: Sequence[Point], title: str, scale: str) -> Figure:
     """Perplexity against GB, both in logarithms; the front is a line through larger, named points."""
-    figure = Figure(figsize=(show.WIDTH, 3.3))
-    axes = figure.subplots()
     if not found:
-        show.no_data(axes, "not measured yet")
-        return figure
+        return show.not_measured()
+    figure, axes = show.subplots(height=3.3, layout=None)
     front = [point for point in found if point.front]
     rest = [point for point in found if not point.front]
     axes.step([p.bytes / GB for p in front], [p.perplexity for p in front], where="post", color=show.TUNED)
@@ -336,18 +319,19 @@ PROTOCOLS = Path("results/two_party/protocols.csv")
 def savings_by_protocol(results: Results, number: str) -> dict[str, dict[str, float | None]]:
     """Savings in bytes over the first row of a table, by row: "paper", and stock SPU under each protocol."""
     table, found = load("aero").tables[number], {}
-    lines = {(line["run"], line["protocol"]): line for line in _measured(results, number)}
     for row in table.rows:
-        printed = row.cells["savings_communication"].value
-        found[row.name] = {"paper": printed, "Cheetah": saving(results, table, row.name, STOCK, "bytes")}
-        for protocol in dict.fromkeys(protocol for _, protocol in lines):
-            base, own = (float(lines[name, protocol]["bytes"]) for name in (table.rows[0].name, row.name))
-            found[row.name][protocol] = base / own
+        found[row.name] = {"paper": row.cells["savings_communication"].value}
+        found[row.name]["Cheetah"] = saving(results, table, row.name, STOCK, "bytes")
+        base = _other_protocols(results, number, table.rows[0].name)
+        for protocol, line in _other_protocols(results, number, row.name).items():
+            found[row.name][protocol] = float(base[protocol]["bytes"]) / float(line["bytes"])
     return found
 
 
-def _measured(results: Results, number: str) -> list[dict[str, str]]:
-    return [line for line in read_csv(results.root / PROTOCOLS) if line["table"] == number]
+def _other_protocols(results: Results, number: str, row: str) -> dict[str, dict[str, str]]:
+    """Lines of protocols.csv of a row of a table, by protocol."""
+    lines = read_csv(results.root / PROTOCOLS)
+    return {line["protocol"]: line for line in lines if (line["table"], line["run"]) == (number, row)}
 
 
 def largest_saving(results: Results, number: str) -> dict[str, float | None]:
@@ -360,11 +344,9 @@ def protocols(results: Results, number: str) -> pd.DataFrame:
     table, lines = load("aero").tables[number], []
     for name, savings in savings_by_protocol(results, number).items():
         stock = row_costs(results, table, name).get(STOCK)
-        sizes, rounds = {"Cheetah": stock and stock.bytes}, [stock and stock.rounds]
-        for line in _measured(results, number):
-            if line["run"] == name:
-                sizes[line["protocol"]] = float(line["bytes"])
-                rounds.append(float(line["rounds"]))
+        others = _other_protocols(results, number, name)
+        sizes = {"Cheetah": stock and stock.bytes} | {key: float(line["bytes"]) for key, line in others.items()}
+        rounds = [stock and stock.rounds, *(float(line["rounds"]) for line in others.values())]
         cells = {key: f"{gigabytes(size)} GB, {text(savings[key], 3, 'x')}" for key, size in sizes.items()}
         ordered = " / ".join(text(one, 3) for one in rounds)
         lines.append({ROW: name, "saving, paper": text(savings["paper"], 3, "x"), **cells, "rounds": ordered})
@@ -378,7 +360,7 @@ def peers(results: Results) -> pd.DataFrame:
         cost = row_costs(results, load("aero").tables["4"], name).get(OPTIMISED)
         if cost is None or (minutes := wan_minutes(results, cost)) is None:
             continue
-        whole = text(minutes.computing + minutes.on_network, 3)
+        whole = text(minutes.total, 3)
         lines.append(
             {
                 "system": f"here, optimised: {name}",

@@ -6,7 +6,6 @@
 
 from __future__ import annotations
 
-import json
 import math
 from collections.abc import Mapping
 from pathlib import Path
@@ -24,7 +23,6 @@ from aero.report.costs import (
     audit,
     figure_15_costs,
     fits,
-    full_passes,
     next_tokens,
     published_bound,
     row_costs,
@@ -98,9 +96,7 @@ def new_measurements(results: Results) -> pd.DataFrame:
                 "rounds, optimised": text(own and own.rounds),
                 "computing s, stock SPU": text(stock and stock.seconds),
                 "computing s, optimised": text(own and own.seconds),
-                "WAN min, stock SPU / optimised": " / ".join(
-                    text(one and one.computing + one.on_network, 2) for one in both
-                ),
+                "WAN min, stock SPU / optimised": " / ".join(text(one and one.total, 2) for one in both),
             }
         )
     return pd.DataFrame(lines)
@@ -134,7 +130,7 @@ def figure_15(results: Results) -> pd.DataFrame:
             line[f"GB, {PROGRAM_NAMES[program]}"] = gigabytes(costs[program].bytes if program in costs else None)
         for program in (STOCK, OPTIMISED):
             minutes = wan_minutes(results, costs.get(program))
-            line[f"min, {PROGRAM_NAMES[program]}"] = text(minutes and minutes.computing + minutes.on_network, 2)
+            line[f"min, {PROGRAM_NAMES[program]}"] = text(minutes and minutes.total, 2)
         lines.append(line)
     return pd.DataFrame(lines)
 
@@ -161,9 +157,9 @@ def savings(results: Results, number: str) -> pd.DataFrame:
 
 def minutes(results: Results, number: str) -> pd.DataFrame:
     """Published minutes beside the least that the published bytes need, and network minutes of both programs."""
-    paper, table, lines = load("aero"), load("aero").tables[number], []
+    table, lines = load("aero").tables[number], []
     for row in table.rows:
-        printed, bound = row.cells["latency"].value, published_bound(paper, number, row.name)
+        printed, bound = row.cells["latency"].value, published_bound(table, row.name)
         costs = row_costs(results, table, row.name)
         own = {program: wan_minutes(results, costs.get(program)) for program in (STOCK, OPTIMISED)}
         lines.append(
@@ -240,7 +236,7 @@ def complete_passes(results: Results) -> pd.DataFrame:
             "seconds, sum / pass": text(entry["composed_over_measured_seconds"], 3),
             "largest logit error": text(entry["max_logit_error"], 2),
         }
-        for entry in full_passes(results)
+        for entry in results.json("two_party/full_passes.json")
     )
 
 
@@ -266,9 +262,6 @@ def _with_share(whole: float, part: float, unit: float = 1.0) -> str:
 
 def trained_passes(results: Results) -> pd.DataFrame:
     """Complete passes of models trained here: logits against PyTorch, bytes against the sum of the operations."""
-    paths = (results.root / folder / "two_party/end_to_end.json" for folder in ("runs", "results"))
-    path = next((path for path in paths if path.is_file()), None)
-    found = json.loads(path.read_text(encoding="utf-8")) if path else []
     return pd.DataFrame(
         {
             ROW: entry["architecture"],
@@ -278,7 +271,7 @@ def trained_passes(results: Results) -> pd.DataFrame:
             "same top token": f"{entry['same_top_token']} of {entry['prompts']}",
             "largest logit error": text(entry["max_logit_error"], 2),
         }
-        for entry in found
+        for entry in results.json("two_party/end_to_end.json")
     )
 
 

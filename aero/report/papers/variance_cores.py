@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
+from functools import partial
 
 import pandas as pd
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
+from aero.report.papers.panels import mean_and_range
 from aero.report.papers.variance_sensitivity import COLOURS, core_legend, line_style, short_name, sweep
 from aero.report.results import Results, Run
 from aero.report.show import GRID, MUTED, no_data, subplots
@@ -49,13 +51,6 @@ def seeds_of(results: Results, run: str) -> tuple[Run, ...]:
     return () if left_out(results, run) else results.seeds(run)
 
 
-def series(run: Run, column: str) -> pd.Series:
-    """A logged column by step, without its gaps; of `entropy`, `norm` and `variance` the mean over layers."""
-    names = [name for name in run.curves if name.startswith(f"{column}_layer_")] or [column]
-    values = {name: run.curves[name] for name in names if name in run.curves}
-    return pd.DataFrame(values, index=run.curves.get("step", []), dtype=float).mean(axis=1).dropna()
-
-
 def last(results: Results, run: str, column: str) -> dict[int, float]:
     """The last logged value of a column, by seed."""
     return _by_seed(results, run, column, lambda values: values.iloc[-1])
@@ -72,21 +67,12 @@ def late_mean(results: Results, run: str, column: str) -> dict[int, float]:
 
 
 def _by_seed(results: Results, run: str, column: str, of: Callable[[pd.Series], float]) -> dict[int, float]:
-    found = {trained.seed: series(trained, column) for trained in results.seeds(run)}
+    found = {trained.seed: trained.series(column) for trained in results.seeds(run)}
     return {seed: float(of(values)) for seed, values in found.items() if len(values)}
 
 
-def figure_1_top(results: Results) -> Figure:
-    """Loss, gradient norm, entropy and ||P||_F of three cores in the decoder over training."""
-    return _training(results, COMPARED, "entropy")
-
-
-def figure_7(results: Results) -> Figure:
-    """The same of softmax and the ReLU kernel, with the entropy of the first layer alone."""
-    return _training(results, ("softmax", "relu"), "entropy_layer_0")
-
-
 def _training(results: Results, cores: Sequence[str], entropy: str) -> Figure:
+    """Loss, gradient norm, entropy and ||P||_F of some cores in the decoder over training."""
     columns = {"train_loss": "training loss", "gradient_norm": "gradient norm"}
     columns |= {entropy: "attention entropy" if entropy == "entropy" else "entropy, first layer"}
     columns |= {"norm": "‖P‖ (Frobenius)"}
@@ -99,7 +85,7 @@ def _training(results: Results, cores: Sequence[str], entropy: str) -> Figure:
             panel.set_title(title, fontsize=8.5)
             panel.grid(color=GRID)
             for core, runs in trained.items():
-                _mean_and_range(panel, [series(run, column) for run in runs], line_style(core))
+                mean_and_range(panel, [run.series(column) for run in runs], **line_style(core), linewidth=1.2)
             if not contexts:
                 no_data(panel, "not at this scale" if left_out(results, suffix) else "not measured")
             elif column == "gradient_norm":
@@ -112,13 +98,8 @@ def _training(results: Results, cores: Sequence[str], entropy: str) -> Figure:
     return figure
 
 
-def _mean_and_range(panel: Axes, curves: Sequence[pd.Series], line: dict[str, str]) -> None:
-    """Mean and range of seeds at their common steps."""
-    if curves := [curve for curve in curves if len(curve)]:
-        values = pd.concat(curves, axis=1, join="inner")
-        panel.plot(values.index, values.mean(axis=1), **line, linewidth=1.2)
-        low, high = values.min(axis=1), values.max(axis=1)
-        panel.fill_between(values.index, low, high, color=line["color"], alpha=0.2, linewidth=0)
+figure_1_top = partial(_training, cores=COMPARED, entropy="entropy")
+figure_7 = partial(_training, cores=("softmax", "relu"), entropy="entropy_layer_0")
 
 
 def _bounds(panel: Axes, column: str, context: int) -> None:
@@ -169,8 +150,8 @@ def _of_decoders(results: Results, suffix: str) -> dict[str, pd.DataFrame]:
     found: dict[str, pd.DataFrame] = {}
     for core in COMPARED + OTHERS:
         for run in seeds_of(results, run_name(core, suffix)):
-            entropy = _normalised(series(run, "entropy"), run.metrics["context"])
-            frame = pd.DataFrame({"variance": series(run, "variance"), "entropy": entropy})
+            entropy = _normalised(run.series("entropy"), run.metrics["context"])
+            frame = pd.DataFrame({"variance": run.series("variance"), "entropy": entropy})
             found[core] = pd.concat([found[core], frame]) if core in found else frame
     return found
 

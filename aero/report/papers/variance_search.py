@@ -14,7 +14,6 @@ import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import cache
-from pathlib import Path
 from statistics import fmean
 from typing import Any
 
@@ -51,20 +50,16 @@ class Search:
         return sorted({number for number, _ in self.found})
 
 
+@cache
 def search(results: Results) -> Search | None:
     """The larger of the fresh and the committed search; None if there is none."""
     file = _larger(results, "search.csv")
-    return _read_search(results.root, file) if file else None
+    return Search(file, searched_sensitivities(read_csv(results.root / file))) if file else None
 
 
 def _larger(results: Results, name: str) -> str | None:
     files = [path for folder in FOLDERS if (path := results.root / folder / name).is_file()]
     return str(max(files, key=lambda path: path.stat().st_size).relative_to(results.root)) if files else None
-
-
-@cache
-def _read_search(root: Path, file: str) -> Search:
-    return Search(file, searched_sensitivities(read_csv(root / file)))
 
 
 def share(found: Search, conclusion: str) -> Estimate:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import itertools
 import json
 import math
@@ -23,10 +24,11 @@ from torch import Tensor
 
 from aero.attention_kernels import CORES
 from aero.published import load
+from aero.records import csv_text
 from aero.report.results import Results
-from aero.report.show import MUTED, no_data, subplots
+from aero.report.show import MUTED, not_measured, subplots
 from aero.report.statistics import CONFIDENCE, Estimate, estimate
-from aero.report.tables import COLUMNS, csv_text
+from aero.report.tables import COLUMNS
 from aero.sensitivity.metric import TRAINS, clipped, sensitivity, sensitivity_clipped_after, sensitivity_of_means
 from aero.sensitivity.setting import LAYERS, TOKENS, Setting
 
@@ -115,6 +117,7 @@ class Sweep:
         return (self.final[core] < TRAINS * self.zero).sum(0).double().mean().item()
 
 
+@functools.cache
 def sweep(results: Results) -> Sweep | None:
     """The fresh sweep if it is of the report's scale, else the committed one; None if there is none."""
     paths = {folder: results.root / folder / "sweep.json" for folder in FOLDERS}
@@ -192,7 +195,7 @@ def files(results: Results) -> dict[Path, str]:
                     "note": note if title in cells else f"{note}; not a row of the published table",
                 }
             )
-    return {Path("reports/tables") / f"{PAPER}_table1.csv": csv_text(lines, COLUMNS)}
+    return {Path("reports/tables") / f"{PAPER}_table1.csv": csv_text(COLUMNS, lines)}
 
 
 # Figures --------------------------------------------------------------------------------------------------------------
@@ -208,23 +211,12 @@ def core_legend(figure: Figure, names: dict[str, str]) -> None:
     figure.legend(handles=handles, loc="outside upper left", ncols=len(handles), frameon=False)
 
 
-def figure_2(results: Results) -> Figure:
-    """Final loss over the learning rate: softmax, window, QK-LayerNorm, ReLU kernel."""
-    return _final_losses(results, MAIN)
-
-
-def figure_5(results: Results) -> Figure:
-    """The same for sigmaReparam, ELU+1 and sigmoid."""
-    return _final_losses(results, OTHERS)
-
-
 def _final_losses(results: Results, cores: Sequence[str]) -> Figure:
     """Clipped final loss over the learning rate: mean and range of seeds, and l_0."""
     measured = sweep(results)
-    figure, panel = subplots(height=2.0)
     if measured is None:
-        no_data(panel, "not measured")
-        return figure
+        return not_measured()
+    figure, panel = subplots(height=2.0)
     cores = [core for core in cores if core in measured.final]
     for core in cores:
         losses, colour = clipped(measured.final[core], measured.initial[core]).numpy(), COLOURS[core]
@@ -238,24 +230,12 @@ def _final_losses(results: Results, cores: Sequence[str]) -> Figure:
     return figure
 
 
+figure_2, figure_5 = (functools.partial(_final_losses, cores=cores) for cores in (MAIN, OTHERS))
+
+
 def line_style(core: str) -> dict[str, str]:
     """Dashed for the entropy-stable cores, as in the paper."""
     return {"color": COLOURS[core], "linestyle": "-" if core in SOLID else "--"}
-
-
-def figure_1_bottom(results: Results) -> Figure:
-    """Loss, gradient norm, entropy and ||P||_F over training: softmax, window, QK-LayerNorm, ReLU kernel."""
-    return _over_training(results, {core: short_name(core) for core in MAIN})
-
-
-def figure_6(results: Results) -> Figure:
-    """The same for sigmaReparam, ELU+1 and sigmoid."""
-    return _over_training(results, {core: short_name(core) for core in OTHERS})
-
-
-def figure_8(results: Results) -> Figure:
-    """The same for QK-LayerNorm with gamma clipped in weight or in gradient, fixed and free."""
-    return _over_training(results, GAINS)
 
 
 def first_seed(results: Results, name: str) -> pd.DataFrame:
@@ -272,11 +252,9 @@ def figure_11(results: Results) -> Figure:
     """Attention weights of the first layer until softmax diverges: softmax above, QK-LayerNorm below."""
     measured = sweep(results)
     path = results.root / (measured.folder if measured else "") / "maps.csv"
-    figure, panels = subplots(2, 4, height=2.8, sharex=True, sharey=True)
     if not path.is_file():
-        for panel in panels.flat:
-            no_data(panel, "not measured")
-        return figure
+        return not_measured()
+    figure, panels = subplots(2, 4, height=2.8, sharex=True, sharey=True)
     frame = pd.read_csv(path)
     for row, (core, own) in zip(panels, frame.groupby("core", sort=False), strict=False):
         steps = list(own.groupby("step"))
@@ -295,7 +273,10 @@ def figure_11(results: Results) -> Figure:
 
 
 def _over_training(results: Results, names: dict[str, str]) -> Figure:
+    """Loss, gradient norm, entropy and ||P||_F of the named cores over training."""
     frame, measured = first_seed(results, "traces.csv"), sweep(results)
+    if frame.empty:
+        return not_measured()
     figure, panels = subplots(1, 4, height=1.8)
     columns = {
         "loss": "loss",
@@ -305,9 +286,6 @@ def _over_training(results: Results, names: dict[str, str]) -> Figure:
     }
     for panel, (column, title) in zip(panels, columns.items(), strict=True):
         panel.set_title(title)
-        if frame.empty:
-            no_data(panel, "not measured")
-            continue
         for core in names:
             own = frame[frame["core"] == core]
             panel.plot(own["step"], own[column], linewidth=1.1, **line_style(core))
@@ -327,6 +305,12 @@ def _over_training(results: Results, names: dict[str, str]) -> Figure:
     return figure
 
 
+figure_1_bottom, figure_6 = (
+    functools.partial(_over_training, names={core: short_name(core) for core in cores}) for cores in (MAIN, OTHERS)
+)
+figure_8 = functools.partial(_over_training, names=GAINS)
+
+
 def _limits(panel: Axes, column: str) -> None:
     """Logarithmic axes for loss and gradient; the bounds of Proposition 5.3 for entropy and ||P||_F."""
     if column in ("loss", "gradient_norm"):
@@ -343,14 +327,15 @@ def _limits(panel: Axes, column: str) -> None:
 def figure_9(results: Results) -> Figure:
     """Norms of gamma, variance of logits and entropy of every layer, one row a treatment of gamma."""
     frame = first_seed(results, "gains.csv")
+    if frame.empty:
+        return not_measured()
     columns = {"gain_q": "‖γ_q‖", "gain_k": "‖γ_k‖", "variance": "variance of logits", "entropy": "entropy, nats"}
     figure, panels = subplots(len(GAINS), len(columns), height=4.6, sharex="row")
     for row, (core, words) in zip(panels, GAINS.items(), strict=True):
         for panel, column in zip(row, columns, strict=True):
             for layer, colour in enumerate(LAYER_COLOURS):
-                own = frame[(frame["core"] == core) & (frame.get("layer") == layer)]
-                if len(own):
-                    panel.plot(own["step"], own[column], color=colour, linewidth=1.0)
+                own = frame[(frame["core"] == core) & (frame["layer"] == layer)]
+                panel.plot(own["step"], own[column], color=colour, linewidth=1.0)
             panel.grid(axis="y")
         row[0].set_ylabel(words)
         row[2].set_yscale("log")

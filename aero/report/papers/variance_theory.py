@@ -15,9 +15,9 @@ import pandas as pd
 from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 
-from aero.report.papers.variance_sensitivity import COLOURS, FOLDERS, core_legend, line_style, short_name
+from aero.report.papers.variance_sensitivity import COLOURS, core_legend, line_style, short_name
 from aero.report.results import Results
-from aero.report.show import GRID, MUTED, no_data, subplots
+from aero.report.show import GRID, MUTED, not_measured, subplots
 from aero.report.verdicts import PAPER_DIMENSIONS, PUBLISHED_ONLY, Measurement
 from aero.sensitivity import theory
 
@@ -39,17 +39,19 @@ class TheoryResults:
         return found[(found[list(where)] == pd.Series(where)).all(axis=1)]
 
 
-def load_theory(root: Path) -> TheoryResults | None:
+@functools.cache
+def load_theory(results: Results) -> TheoryResults | None:
     """Fresh results of the stage, else the committed ones; None if there are none."""
-    folder = next((folder for folder in map(Path, FOLDERS) if (root / folder / "theory.json").is_file()), None)
-    if folder is None:
+    path = results.file("sensitivity/theory.json")
+    if path is None:
         return None
     tables: dict[str, list[dict[str, Any]]] = {}
-    for text in (root / folder / "theory.jsonl").read_text(encoding="utf-8").splitlines():
+    for text in path.with_suffix(".jsonl").read_text(encoding="utf-8").splitlines():
         line = json.loads(text)
         tables.setdefault(line.pop("table"), []).append(line)
-    summary = json.loads((root / folder / "theory.json").read_text(encoding="utf-8"))
-    return TheoryResults(folder, summary, {name: pd.DataFrame(lines) for name, lines in tables.items()})
+    summary = json.loads(path.read_text(encoding="utf-8"))
+    frames = {name: pd.DataFrame(lines) for name, lines in tables.items()}
+    return TheoryResults(path.parent.relative_to(results.root), summary, frames)
 
 
 def with_error(mean: float, error: float) -> str:
@@ -65,10 +67,10 @@ def with_error(mean: float, error: float) -> str:
 
 def figure_expansion(results: Results) -> Figure:
     """Theorem 5.1 against draws: entropy and its derivative over sigma, for several N."""
-    found = load_theory(results.root)
-    figure, panels = subplots(1, 2, height=2.3)
+    found = load_theory(results)
     if found is None:
-        return _empty(figure)
+        return not_measured()
+    figure, panels = subplots(1, 2, height=2.3)
     for n, colour in POSITION_COLOURS.items():
         drawn, curve = found.frame("softmax", positions=n), found.frame("curves", positions=n)
         for panel, exact, printed in zip(panels, ("entropy", "slope"), ("expansion_2", "theorem_slope"), strict=True):
@@ -91,10 +93,10 @@ def figure_expansion(results: Results) -> Figure:
 
 def figure_3_left(results: Results) -> Figure:
     """Figure 3, left: attention weights of one query at sigma = 1, 2, 4, 8, softmax and ReLU kernel."""
-    found = load_theory(results.root)
-    figure, panels = subplots(2, 4, height=2.7, sharex=True, sharey=True)
+    found = load_theory(results)
     if found is None:
-        return _empty(figure)
+        return not_measured()
+    figure, panels = subplots(2, 4, height=2.7, sharex=True, sharey=True)
     for row, core in zip(panels, ("softmax", "relu"), strict=True):
         for panel, sigma in zip(row, (1.0, 2.0, 4.0, 8.0), strict=True):
             weights = found.frame("weights", core=core, sigma=sigma)["weight"]
@@ -110,10 +112,10 @@ def figure_3_left(results: Results) -> Figure:
 
 def figure_3_right(results: Results) -> Figure:
     """Figure 3, right: entropy and its rate of change over the variance of the keys, which is that of the logits."""
-    found = load_theory(results.root)
-    figure, panels = subplots(1, 2, height=2.0)
+    found = load_theory(results)
     if found is None:
-        return _empty(figure)
+        return not_measured()
+    figure, panels = subplots(1, 2, height=2.0)
     settings = found.summary["settings"]["controlled"]
     cores = {core: core.removesuffix("_fixed") for core in settings["cores"]}
     for core, coloured in cores.items():
@@ -134,10 +136,10 @@ def figure_3_right(results: Results) -> Figure:
 
 def figure_10(results: Results) -> Figure:
     """Entropy and l2 norm of Dirichlet rows, between the bounds that hold for every row."""
-    found = load_theory(results.root)
-    figure, panel = subplots(height=2.0)
+    found = load_theory(results)
     if found is None:
-        return _empty(figure)
+        return not_measured()
+    figure, panel = subplots(height=2.0)
     size = int(found.summary["settings"]["dirichlet"]["positions"])
     entropies = np.linspace(0, math.log(size), 200)
     low, high = zip(*((theory.least_row_norm(h), theory.greatest_row_norm(h, size)) for h in entropies), strict=True)
@@ -150,12 +152,6 @@ def figure_10(results: Results) -> Figure:
     panel.set(xlabel=f"entropy of a row over N = {size} keys, nats (dotted: log N)", ylabel="ℓ₂ norm", ylim=(0, 1.03))
     panel.legend(frameon=False)
     panel.grid(color=GRID)
-    return figure
-
-
-def _empty(figure: Figure) -> Figure:
-    for panel in figure.axes:
-        no_data(panel, "not measured")
     return figure
 
 
@@ -175,7 +171,7 @@ def _of(*names: str) -> Callable[[Callable[..., Found]], Callable[..., Measureme
     def decorate(quantity: Callable[..., Found]) -> Callable[..., Measurement]:
         @functools.wraps(quantity)
         def measure(results: Results, **parameters: Any) -> Measurement:
-            read = load_theory(results.root)
+            read = load_theory(results)
             if read is None:
                 return Measurement("", PAPER_DIMENSIONS, missing="python -m stages.sensitivity_theory has not been run")
             found = [read.summary[name] if name in read.summary else read.tables[name] for name in names]

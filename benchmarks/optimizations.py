@@ -46,6 +46,8 @@ ROWS = ("SM+LN+G", "SM+LN+R", "SM+ScFuFFN", "EReg(SM(t)+ScFuFFN)", "SOTA(SM+ScFu
 FOLDER = Path("results/two_party")
 ERRORS = FOLDER / "savings_errors.csv"
 PROMPTS_A_SESSION = 20
+AT_ONCE = 4
+"""Operations of a session; measurements are written after each session."""
 OUTSIDE_TUNED = (
     "tuned",
     "tuned+narrow_comparisons",
@@ -88,11 +90,10 @@ def measure_bytes(parameters: Parameters) -> None:
     if {row.variant for row in measured.values()} != {variant}:
         raise UserError(f"{FOLDER} holds operations of other settings than {variant}; measure ops.csv again")
     missing = {op for counts in wanted.values() for op in counts if (op.name, op.shape) not in measured}
-
-    if missing:
-        small_first = sorted(missing, key=lambda op: (sum(math.prod(shape) for shape in op.shapes), op))
-        settings = Settings(**parameters.two_party.settings())
-        own += measure(small_first, "gpt2", context, variant, settings, runs=3)
+    small_first = sorted(missing, key=lambda op: (sum(math.prod(shape) for shape in op.shapes), op))
+    settings = Settings(**parameters.two_party.settings())
+    for first in range(0, len(small_first), AT_ONCE):
+        own += measure(small_first[first : first + AT_ONCE], "gpt2", context, variant, settings, runs=3)
         ledger.write(path, sorted(own, key=lambda row: row.key), ledger.Measurement)
     measured = ledger.by_operation([*own, *others])
     lines = []

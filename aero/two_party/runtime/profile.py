@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Sequence
-from dataclasses import astuple, dataclass
+from dataclasses import dataclass
 
 # At most 18 digits: what SPU counts fits 64 bits, and longer ones are no counts.
 _COUNT = r"(\d{1,18})"
@@ -21,7 +21,7 @@ _EXECUTION = re.compile(
 )
 _LEVEL = re.compile(rf"(HLO|HAL|MPC) profiling: total time {_NUMBER}", re.ASCII)
 _OPERATION = re.compile(
-    rf"- \S+(?:: \S+)?, executed \d{{1,18}} times, duration {_NUMBER}s, "
+    rf"- (\S+(?:: \S+)?), executed {_COUNT} times, duration {_NUMBER}s, "
     rf"send bytes {_COUNT} recv bytes {_COUNT}, send actions {_COUNT}, recv actions {_COUNT}",
     re.ASCII,
 )
@@ -34,14 +34,27 @@ _ROUNDING = 1e-9
 
 
 @dataclass(frozen=True)
+class Operation:
+    """Every execution of one operation of SPU's protocol level together."""
+
+    name: str
+    executed: int
+    bytes_sent: int
+    bytes_received: int
+    messages_sent: int
+    messages_received: int
+
+
+@dataclass(frozen=True)
 class Profile:
-    """One run as one party saw it: bytes and messages over the link, and wall-clock seconds."""
+    """One run as one party saw it: bytes and messages over the link, wall-clock seconds, and the operations."""
 
     bytes_sent: int
     bytes_received: int
     messages_sent: int
     messages_received: int
     seconds: float
+    operations: tuple[Operation, ...] = ()
 
     @property
     def bytes(self) -> int:
@@ -50,8 +63,15 @@ class Profile:
 
 
 def together(profiles: Sequence[Profile]) -> Profile:
-    """The cost of runs one after the other."""
-    return Profile(*(sum(values) for values in zip(*map(astuple, profiles), strict=True)))
+    """The cost of several runs one after the other."""
+    return Profile(
+        sum(profile.bytes_sent for profile in profiles),
+        sum(profile.bytes_received for profile in profiles),
+        sum(profile.messages_sent for profile in profiles),
+        sum(profile.messages_received for profile in profiles),
+        sum(profile.seconds for profile in profiles),
+        tuple(operation for profile in profiles for operation in profile.operations),
+    )
 
 
 def parse(text: str) -> Profile:
@@ -63,7 +83,7 @@ def parse(text: str) -> Profile:
     seconds: float | None = None
     total: tuple[int, ...] | None = None
     levels: list[str] = []
-    counts = [(0, 0, 0, 0)]  # of the operations at SPU's protocol level
+    operations: list[Operation] = []
     # Not splitlines: it also breaks at characters that are no line ends to SPU, and would hide half a line.
     for number, line in enumerate(text.split("\n"), 1):
         if not (parts := _LINE.fullmatch(line.rstrip())):
@@ -78,8 +98,9 @@ def parse(text: str) -> Profile:
         elif (match := _LEVEL.fullmatch(message)) and match[1] not in levels:
             levels.append(match[1])
         elif (match := _OPERATION.fullmatch(message)) and levels:
+            name, executed, _, *counts = match.groups()
             if levels[-1] == "MPC":
-                counts.append(tuple(map(int, match.groups()[1:])))
+                operations.append(Operation(name, int(executed), *map(int, counts)))
         elif match := _TOTAL.fullmatch(message):
             total = tuple(map(int, match.groups()))
         else:
@@ -88,9 +109,10 @@ def parse(text: str) -> Profile:
             )
     if seconds is None or total is None or levels != ["HLO", "HAL", "MPC"]:
         raise ValueError("no complete SPU profile in these log lines; are pphlo and hal profiling switched on?")
-    if (added := tuple(map(sum, zip(*counts, strict=True)))) != total:
+    counts = [(o.bytes_sent, o.bytes_received, o.messages_sent, o.messages_received) for o in operations]
+    if (added := tuple(map(sum, zip((0, 0, 0, 0), *counts, strict=True)))) != total:
         raise ValueError(f"the operations add up to {added} bytes and messages, the link to {total}")
-    return Profile(*total, seconds)
+    return Profile(*total, seconds, tuple(operations))
 
 
 def check_pair(client: Profile, server: Profile) -> None:

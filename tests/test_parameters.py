@@ -116,7 +116,7 @@ def test_numbers_are_those_that_dvc_reads(tmp_path):
             assert ruamel.yaml.YAML(typ="safe").load(opened)["regularizer"]["gamma"] == meant
 
 
-@pytest.mark.parametrize("written", ["010", "1_0", "1:30", "yes", "-010"])
+@pytest.mark.parametrize("written", ["010", "1_0", "1:30", "1:30.5", "1_:30", "yes", "-010"])
 def test_what_dvc_reads_in_another_way_is_refused(tmp_path, written):
     path = tmp_path / "params.yaml"
     path.write_text(f"steps: {written}\n", encoding="utf-8")

@@ -18,10 +18,11 @@ from typing import Any
 
 from aero.architecture import parse
 from aero.config import DEFAULT_SET, TrainParameters
+from aero.config import load as load_parameters
 from aero.errors import UserError, cut, yaml_file
 from aero.model import ModelConfig
 from aero.records import FILES, Training, read_csv, read_training, read_trainings
-from aero.training.catalogue import BOOKKEEPING
+from aero.training.catalogue import BOOKKEEPING, contradiction
 
 SCALES = ("paper", "gpu", "desk", "laptop", "smoke")
 """Largest first: the order in which a scale is chosen when the wanted one has no results."""
@@ -34,6 +35,8 @@ SCALE_VARIABLE = "AERO_REPORT_SCALE"
 """The scale that `load` takes by default, for notebooks, which run in a process of their own."""
 FITTED = Path("results/two_party/fitted_rows.csv")
 Rows = tuple[tuple[float, ...], ...]
+Key = tuple[str, str, int]
+"""Scale, run and seed."""
 
 
 @dataclass(frozen=True)
@@ -252,7 +255,8 @@ def load(root: Path | str | None = None, scale: str | None = None) -> Results:
     parameters = yaml_file(root / "params.yaml")
     problems: list[str] = []
     planned = [run for run in _runs(root, problems) if _is_planned(run, parameters, problems)]
-    runs = _by_recipe({(run.scale, run.name, run.seed): run for run in planned}, problems)
+    found = {(run.scale, run.name, run.seed): run for run in planned}
+    runs = _by_recipe(_consistent(found, root, problems), problems)
     present = {found for found, _ in runs}
     scale = scale or os.environ.get(SCALE_VARIABLE)
     if not scale:
@@ -266,7 +270,9 @@ def load(root: Path | str | None = None, scale: str | None = None) -> Results:
                 costs[cost.architecture, cost.model, str(cost.context), cost.program] = cost
         for name in ("all_ops.csv", "ops.csv"):
             by_file[(folder / name).relative_to(root).as_posix()] = tuple(read_csv(folder / name))
-    sessions = (read_costs(root / path, root, []) for path in (FITTED.with_name("fitted_figure15_rows.csv"), FITTED))
+    sessions = (
+        read_costs(root / path, root, problems) for path in (FITTED.with_name("fitted_figure15_rows.csv"), FITTED)
+    )
     fitted = {(one.architecture, one.model, one.context, one.program): one for rows in sessions for one in rows}
     return Results(root, str(scale), runs, tuple(costs.values()), by_file, tuple(problems), parameters, fitted)
 
@@ -299,6 +305,23 @@ def _is_planned(run: Run, parameters: Mapping[str, Any], problems: list[str]) ->
         return True
     problems.append(f"{run.path}: {run.name} seed {run.seed} left out, {fault}")
     return False
+
+
+def _consistent(found: dict[Key, Run], root: Path, problems: list[str]) -> dict[Key, Run]:
+    """`found` without the committed trainings that contradict params.yaml, which are added to `problems`."""
+    try:
+        parameters = load_parameters(root / "params.yaml")
+    except UserError as error:
+        problems.append(f"committed trainings are not compared with params.yaml: {error}")
+        return found
+    kept = {}
+    for (scale, name, seed), run in found.items():
+        known = not run.fresh and scale in parameters.scales and name in parameters.runs
+        if known and (fault := contradiction(parameters.at_scale(scale).resolve(name), run.metrics)):
+            problems.append(f"{run.path}: {name} seed {seed} of scale {scale} left out, {fault}; train it again")
+        else:
+            kept[scale, name, seed] = run
+    return kept
 
 
 def _run(training: Training, path: str, fresh: bool) -> Run:
@@ -343,17 +366,20 @@ def _entropy(values: Mapping[str, Any]) -> Entropy:
     )
 
 
-def _by_recipe(found: dict[tuple[str, str, int], Run], problems: list[str]) -> dict[tuple[str, str], tuple[Run, ...]]:
-    """Runs by scale and name; a seed trained by another recipe than the newest result is named and left out."""
+def _by_recipe(found: dict[Key, Run], problems: list[str]) -> dict[tuple[str, str], tuple[Run, ...]]:
+    """Runs by scale and name; a seed trained by another recipe than the fresh result, or than most, is named and left
+    out."""
     groups: dict[tuple[str, str], list[Run]] = {}
     for (scale, name, _), run in sorted(found.items()):
         groups.setdefault((scale, name), []).append(run)
     chosen = {}
     for key, group in groups.items():
-        reference = next((r for r in group if r.fresh), next((r for r in group if r.seed == DEFAULT_SEED), group[0]))
+        recipes = [run.recipe for run in group]
+        reference = max(group, key=lambda run: (run.fresh, recipes.count(run.recipe), run.seed == DEFAULT_SEED))
         chosen[key] = tuple(run for run in group if run.recipe == reference.recipe)
         problems += [
-            f"{run.path}: seed {run.seed} of {run.name} left out, another model, corpus or budget than {reference.path}"
+            f"{run.path}: seed {run.seed} of {run.name} left out, another model, corpus or budget than seed "
+            f"{reference.seed} in {reference.path}"
             for run in group
             if run.recipe != reference.recipe
         ]

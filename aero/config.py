@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 from pydantic import BaseModel, Field, ValidationError, model_validator
 
 from aero.architecture import Architecture, parse
-from aero.errors import UserError, cut, got, run_main, yaml_file
+from aero.errors import UserError, cut, got, one_line, run_main, yaml_file
 from aero.errors import known as _known
 from aero.families import FAMILIES
 from aero.schema import (
@@ -327,15 +327,25 @@ def _first_error(error: ValidationError) -> str:
 
 
 def check(arguments: list[str]) -> None:
-    """`python -m aero.config [FILE]`: UserError if params.yaml or dvc.lock is damaged."""
+    """`python -m aero.config [FILE]`: UserError if params.yaml or a dvc.lock is damaged."""
     parameters = load(arguments[0] if arguments else PATH)
-    lock = Path("dvc.lock")
-    if lock.is_file():
+    for lock in filter(Path.is_file, (Path("dvc.lock"), Path("catalogue/dvc.lock"))):
         try:
-            yaml_file(lock)
+            _check_lock(lock)
         except UserError as error:
-            raise UserError(f"{cut(str(error), 200)}; restore it: git checkout {lock}") from None
+            remedy = f"restore it: git checkout {lock}, or remove it if it was never committed"
+            raise UserError(f"{cut(one_line(error), 200)}; {remedy}") from None
     print(f"ok: scale {parameters.scale}, {len(parameters.runs)} runs, seeds {list(parameters.seeds)}")
+
+
+def _check_lock(path: Path) -> None:
+    """UserError unless DVC can read the file as a lock."""
+    values = yaml_file(path)
+    stages = values.get("stages", {})
+    if not isinstance(stages, dict) or any(not isinstance(one, dict) or "cmd" not in one for one in stages.values()):
+        raise UserError(f"{path}: stages must be a mapping of stages, each with cmd")
+    if values.get("schema") != "2.0":
+        raise UserError(f"{path}: schema must be '2.0'")
 
 
 if __name__ == "__main__":

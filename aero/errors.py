@@ -173,7 +173,7 @@ def yaml_of(text: str) -> Any:
     """The values of a YAML text. ValueError if a mapping has a key twice; PyYAML's own errors if it is not valid.
 
     Numbers such as 1e-5 are numbers, as in YAML 1.2, which DVC reads. ValueError for what PyYAML, which reads YAML 1.1,
-    takes for another value than DVC: 010 (8), 1_000, 1:30 (90), yes.
+    takes for another value than DVC: 010 (8), 1_000, 1:30 (90), 1:30.5, yes.
     """
     import yaml
 
@@ -198,7 +198,8 @@ def _loader(kind: type[Any]) -> type[Any]:
         def construct_scalar(self, node: Any) -> Any:
             value = node.value
             other = {
-                "tag:yaml.org,2002:int": r"[-+]?(0[0-9_]+|[0-9_]*_[0-9_]*|[0-9]+(:[0-9]+)+)",
+                "tag:yaml.org,2002:int": r"[-+]?(0[0-9_]+|[0-9_]*_[0-9_]*)|.*:.*",
+                "tag:yaml.org,2002:float": ".*:.*",
                 "tag:yaml.org,2002:bool": "(?i)yes|no|on|off",
             }
             if isinstance(value, str) and re.fullmatch(other.get(node.tag, "(?!)"), value):

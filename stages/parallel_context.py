@@ -77,7 +77,7 @@ def opened(folder: Path) -> tuple[Any, Any, dict[str, Any]]:
 
     try:
         tokenizer = AutoTokenizer.from_pretrained(folder, trust_remote_code=False)
-        model = HuggingFaceModel(load_model(folder, dtype=torch.float32))
+        model = HuggingFaceModel(load_model(folder, dtype=torch.float32, attn_implementation="eager"))
     except UserError:
         raise
     except Exception as error:  # transformers raises errors of many types

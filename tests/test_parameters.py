@@ -116,7 +116,7 @@ def test_numbers_are_those_that_dvc_reads(tmp_path):
             assert ruamel.yaml.YAML(typ="safe").load(opened)["regularizer"]["gamma"] == meant
 
 
-@pytest.mark.parametrize("written", ["010", "1_0", "1:30", "yes", "-010"])
+@pytest.mark.parametrize("written", ["010", "1_0", "1:30", "1:30.5", "1_:30", "yes", "-010"])
 def test_what_dvc_reads_in_another_way_is_refused(tmp_path, written):
     path = tmp_path / "params.yaml"
     path.write_text(f"steps: {written}\n", encoding="utf-8")
@@ -136,11 +136,27 @@ def test_dvc_writes_these_files_as_they_stand(tmp_path, name):
     assert path.read_text(encoding="utf-8") == (ROOT / name).read_text(encoding="utf-8")
 
 
-def test_a_damaged_dvc_lock_is_one_line(tmp_path, monkeypatch):
+@pytest.mark.parametrize("name", ["dvc.lock", "catalogue/dvc.lock"])
+@pytest.mark.parametrize(
+    "text",
+    [
+        "<<<<<<< HEAD\nschema: '2.0'\n",
+        "schema: '2.0'\nstages: []\n",
+        "stages: {}\n",
+        "schema: 2.0\nstages: {}\n",
+        "schema: '2.0'\nstages: {train: 3}\n",
+    ],
+)
+def test_a_damaged_dvc_lock_is_one_line(tmp_path, monkeypatch, capsys, name, text):
     monkeypatch.chdir(tmp_path)
-    (tmp_path / "dvc.lock").write_text("<<<<<<< HEAD\nschema: '2.0'\n", encoding="utf-8")
-    with pytest.raises(ValueError, match="restore it: git checkout dvc.lock"):
+    path = tmp_path / name
+    path.parent.mkdir(exist_ok=True)
+    path.write_text((ROOT / "dvc.lock").read_text(encoding="utf-8"), encoding="utf-8")
+    check([str(ROOT / "params.yaml")])
+    path.write_text(text, encoding="utf-8")
+    with pytest.raises(ValueError, match=f"restore it: git checkout {name}") as caught:
         check([str(ROOT / "params.yaml")])
+    assert "\n" not in str(caught.value)
 
 
 def test_missing_or_broken_file(tmp_path):

@@ -11,7 +11,6 @@ import pytest
 
 from aero.records import ROOT
 
-pytestmark = pytest.mark.slow
 STAGES = ["tokenize", "train", "two_party", "sensitivity", "report"]
 
 
@@ -38,11 +37,14 @@ def changed(clone):
 
 @pytest.fixture(scope="module")
 def clone(tmp_path_factory):
+    if not (ROOT / ".git").exists():
+        pytest.skip("the project has no git history")
     folder = tmp_path_factory.mktemp("walk") / "clone"
     subprocess.run(["git", "clone", "-q", str(ROOT), str(folder)], check=True)
     return folder
 
 
+@pytest.mark.slow
 def test_what_dvc_says_is_short(clone):
     assert [line.split("'")[1] for line in run(clone, "dvc", "repro", "--dry").splitlines() if "'" in line] == STAGES
     assert len(run(clone, "dvc", "repro", "--all-pipelines", "--dry").split("Running stage")) == len(STAGES) + 4
@@ -55,6 +57,7 @@ def test_what_dvc_says_is_short(clone):
     assert changed(clone) == ""
 
 
+@pytest.mark.slow
 def test_dvc_lock_is_of_this_commit(clone):
     """Only outputs, which git does not keep, are missing (from the tree, and from the cache of a clone); the catalogue
     has no lock. A lock of another commit would show as "modified" or "new"."""
@@ -74,6 +77,7 @@ def test_a_second_make_is_refused(clone):
         assert "another make is running" in make(clone, "repro", "SCALE=smoke", status=2)
 
 
+@pytest.mark.slow
 def test_the_smoke_scale_leaves_the_tree_as_it_was(clone):
     said = make(clone, "repro", "SCALE=smoke")
     assert "training 14 of 14" in said and said.count("git add") <= 1

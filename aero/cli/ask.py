@@ -251,7 +251,7 @@ def _answer(
     display: Display,
 ) -> None:
     """Ask, print the tokens as they come, then what they cost."""
-    from aero.cli.published import ids_within
+    from aero.cli.published import check_ids, ids_within
     from aero.two_party.program.weights import weight_shapes
     from aero.two_party.serving.answer import Sampling
 
@@ -275,6 +275,7 @@ def _answer(
         display.show(text.rstrip("\ufffd") if len(ids) < chosen.tokens else text)
 
     prompt_ids = ids_within(tokenizer, prompt) if description.prefix else tokenizer.encode(prompt)
+    check_ids(prompt_ids, tokenizer, description)
     answered = ask(prompt_ids, chosen.tokens, sampling, settings, on_token, display.say, not chosen.no_cache)
     rounds, unknown = _rounds(description, len(prompt_ids), len(answered.costs), answered.cached)
     display.close()

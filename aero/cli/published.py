@@ -11,7 +11,7 @@ from typing import Any
 from aero import checkpoint
 from aero.cli.tokenizers import check_tokenizer, tokenizer_beside
 from aero.data.tokenizer import END_OF_TEXT, FastTokenizer, load_tokenizer
-from aero.errors import UserError, text_of
+from aero.errors import UserError, cut, text_of
 from aero.model import GPT
 from aero.two_party.program.fixed_point import coverage, fitting
 from aero.two_party.program.weights import within_budget
@@ -67,12 +67,23 @@ def _hugging_face(folder: Path, tokenizer: str | None) -> tuple[Callable[[Path],
 
 
 def check_vocabulary(tokenizer: Any, description: Description) -> None:
-    """UserError if the tokenizer has more entries than the model."""
+    """UserError if the tokenizer has more entries than the model; a Hugging Face tokenizer may, see `check_ids`."""
     vocabulary = description.model_config.vocabulary
-    if tokenizer.vocabulary > vocabulary:
+    if tokenizer.vocabulary > vocabulary and not isinstance(tokenizer, FastTokenizer):
         raise UserError(
             f"the tokenizer has {tokenizer.vocabulary} entries, the model {vocabulary}: it is that of another model; "
             "give the model's own as --tokenizer"
+        )
+
+
+def check_ids(ids: list[int], tokenizer: Any, description: Description) -> None:
+    """UserError for a token of a prompt that the model has no embedding for, such as a [PAD] added to its tokenizer."""
+    vocabulary = description.model_config.vocabulary
+    if wrong := [i for i in ids if i >= vocabulary]:
+        text = cut(repr(tokenizer.decode(wrong[:1])), 100)
+        raise UserError(
+            f"the prompt has the token {text} with id {wrong[0]}, but the model has only {vocabulary} tokens; leave it "
+            "out of the prompt, or give the model's own as --tokenizer"
         )
 
 

@@ -49,11 +49,12 @@ def files_of_split(keys: Iterable[str], split: Split, validation_fraction: float
 
 
 _SPLIT_WORDS = {
-    "test": ("test", "testing", "eval", "evaluation"),
+    "test": ("test", "testing", "eval", "evaluation", "(?:held|hold)[-_ ]?outs?"),
     "valid": ("validation", "valid", "dev", "val"),
     "train": ("train", "training"),
 }
-"""The words by which `datasets` recognises a split in the name of a file or folder, the most cautious first."""
+"""The words by which `datasets` recognises a split in the name of a file or folder, the most cautious first, and
+"held out" (a regular expression), which it does not know."""
 
 
 def split_by_name(keys: Sequence[str]) -> dict[str, Any] | None:

@@ -71,7 +71,7 @@ def load(folder: Path | str) -> GPT:
     UserError for a model that is not supported or damaged.
     """
     architecture, config = describe(folder)
-    theirs = load_model(folder, dtype=torch.float32, local_files_only=True)
+    theirs = load_model(folder, dtype=torch.float32, local_files_only=True, attn_implementation="eager")
     model = GPT(architecture, config)
     copy_weights(theirs, model)
     return model.eval()

@@ -24,7 +24,7 @@ def measure(folder: Path, tokens: int, segments: int) -> dict[str, Any]:
     from aero.hf.loading import load_model
 
     torch.set_num_threads(1)
-    model = HuggingFaceModel(load_model(folder, dtype=torch.float32))
+    model = HuggingFaceModel(load_model(folder, dtype=torch.float32, attn_implementation="eager"))
     ids = torch.randint(model.model.config.vocab_size, (1, tokens), generator=torch.Generator().manual_seed(0))
     parts = list(ids.tensor_split(segments, 1))
     encode(model, [ids[:, :16]])  # libraries allocate at the first pass

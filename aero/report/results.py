@@ -23,10 +23,11 @@ from numpy.typing import NDArray
 
 from aero.architecture import parse
 from aero.config import DEFAULT_SET, TrainParameters
+from aero.config import load as load_parameters
 from aero.errors import UserError, cut, yaml_file
 from aero.model import ModelConfig
 from aero.records import FILES, Training, read_csv, read_training, read_trainings
-from aero.training.catalogue import BOOKKEEPING
+from aero.training.catalogue import BOOKKEEPING, contradiction
 
 SCALES = ("paper", "gpu", "desk", "laptop", "smoke")
 """Largest first: the order in which a scale is chosen when the wanted one has no results."""
@@ -41,6 +42,8 @@ FITTED = Path("results/two_party/fitted_rows.csv")
 Array = NDArray[np.float64]
 CostKey = tuple[str, str, int, str]
 """Architecture, model, context and program."""
+Key = tuple[str, str, int]
+"""Scale, run and seed."""
 
 
 @dataclass(frozen=True)
@@ -254,7 +257,8 @@ def load(root: Path | str | None = None, scale: str | None = None) -> Results:
     parameters = yaml_file(root / "params.yaml")
     problems: list[str] = []
     planned = [run for run in _runs(root, problems) if _is_planned(run, parameters, problems)]
-    runs = _by_recipe({(run.scale, run.name, run.seed): run for run in planned}, problems)
+    found = {(run.scale, run.name, run.seed): run for run in planned}
+    runs = _by_recipe(_consistent(found, root, problems), problems)
     present = {found for found, _ in runs}
     scale = scale or os.environ.get(SCALE_VARIABLE)
     if not scale:
@@ -265,7 +269,7 @@ def load(root: Path | str | None = None, scale: str | None = None) -> Results:
         for name in ("all_rows.csv", "rows.csv"):
             costs |= {cost.key: cost for cost in read_costs(folder / name, root, problems)}
     sessions = (FITTED.with_name("fitted_figure15_rows.csv"), FITTED)
-    fitted = {cost.key: cost for path in sessions for cost in read_costs(root / path, root, [])}
+    fitted = {cost.key: cost for path in sessions for cost in read_costs(root / path, root, problems)}
     return Results(root, str(scale), runs, costs, tuple(problems), parameters, fitted)
 
 
@@ -299,6 +303,31 @@ def _is_planned(run: Run, parameters: Mapping[str, Any], problems: list[str]) ->
     return False
 
 
+def _consistent(found: dict[Key, Run], root: Path, problems: list[str]) -> dict[Key, Run]:
+    """`found` without the committed trainings that contradict params.yaml while another seed of the run does not.
+
+    They are added to `problems`. Where no seed agrees, the user has changed params.yaml since, and all stay.
+    """
+    try:
+        parameters = load_parameters(root / "params.yaml")
+    except UserError as error:
+        problems.append(f"committed trainings are not compared with params.yaml: {error}")
+        return found
+    faults = {
+        (scale, name, seed): contradiction(parameters.at_scale(scale).resolve(name), run.metrics)
+        for (scale, name, seed), run in found.items()
+        if not run.fresh and scale in parameters.scales and name in parameters.runs
+    }
+    agreed = {key[:2] for key, fault in faults.items() if not fault}
+    kept = {}
+    for key, run in found.items():
+        if (fault := faults.get(key)) and key[:2] in agreed:
+            problems.append(f"{run.path}: {key[1]} seed {key[2]} of scale {key[0]} left out, {fault}; train it again")
+        else:
+            kept[key] = run
+    return kept
+
+
 def _run(training: Training, path: str, fresh: bool) -> Run:
     metrics = training.metrics
     diverged = metrics["diverged_at_step"]
@@ -329,17 +358,20 @@ def _entropy(values: Mapping[str, Any]) -> Entropy:
     )
 
 
-def _by_recipe(found: dict[tuple[str, str, int], Run], problems: list[str]) -> dict[tuple[str, str], tuple[Run, ...]]:
-    """Runs by scale and name; a seed trained by another recipe than the newest result is named and left out."""
+def _by_recipe(found: dict[Key, Run], problems: list[str]) -> dict[tuple[str, str], tuple[Run, ...]]:
+    """Runs by scale and name; a seed trained by another recipe than the fresh result, or than most, is named and left
+    out."""
     groups: dict[tuple[str, str], list[Run]] = {}
     for (scale, name, _), run in sorted(found.items()):
         groups.setdefault((scale, name), []).append(run)
     chosen = {}
     for key, group in groups.items():
-        reference = next((r for r in group if r.fresh), next((r for r in group if r.seed == DEFAULT_SEED), group[0]))
+        recipes = [run.recipe for run in group]
+        reference = max(group, key=lambda run: (run.fresh, recipes.count(run.recipe), run.seed == DEFAULT_SEED))
         chosen[key] = tuple(run for run in group if run.recipe == reference.recipe)
         problems += [
-            f"{run.path}: seed {run.seed} of {run.name} left out, another model, corpus or budget than {reference.path}"
+            f"{run.path}: seed {run.seed} of {run.name} left out, another model, corpus or budget than seed "
+            f"{reference.seed} in {reference.path}"
             for run in group
             if run.recipe != reference.recipe
         ]

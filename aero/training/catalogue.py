@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from aero.config import DEFAULT_SET, MEASURED, Parameters, ResolvedRun
-from aero.errors import UserError
+from aero.errors import UserError, cut
 from aero.flops import count
 from aero.records import FILES, read_all_metrics, read_metrics
 
@@ -97,12 +97,8 @@ def status(run: ResolvedRun, found: Iterable[Result]) -> Status:
     found, expected = tuple(found), tokens(run)
     if not found:
         return "missing"
-    same, configured = (str(run.architecture), run.sizes.context), _configuration(run)
     for result in found:
-        made = result.metrics
-        if (made["architecture"], made["context"]) != same or (not result.diverged and made["tokens"] != expected):
-            return "outdated"
-        if any(_differ(made.get(name) or {}, values) for name, values in configured.items()):
+        if contradiction(run, result.metrics) or (not result.diverged and result.metrics["tokens"] != expected):
             return "outdated"
     if all(result.diverged for result in found):
         return "diverged"
@@ -123,14 +119,20 @@ def _configuration(run: ResolvedRun) -> dict[str, dict[str, Any]]:
     }
 
 
-def _differ(given: Mapping[str, Any], configured: Mapping[str, Any]) -> bool:
-    """Whether a result names another value; what it does not name had only one value then."""
-    for name in (configured.keys() & given.keys()) - BOOKKEEPING:
-        one, other = given[name], configured[name]
-        numbers = isinstance(one, int | float) and isinstance(other, float)
-        if not (math.isclose(one, other) if numbers else one == other):
-            return True
-    return False
+def contradiction(run: ResolvedRun, made: Mapping[str, Any]) -> str:
+    """The first setting for which a result's metrics name another value than `run` has, with both; "" if none.
+
+    What a result does not name had only one value then.
+    """
+    own = {"architecture": str(run.architecture), "context": run.sizes.context, "corpus": run.corpus.name}
+    for section, values in {"": own, **_configuration(run)}.items():
+        given = (made.get(section) or {}) if section else made
+        for name in (name for name in values if name in given and name not in BOOKKEEPING):
+            one, other = given[name], values[name]
+            numbers = isinstance(one, int | float) and isinstance(other, float)
+            if not (math.isclose(one, other) if numbers else one == other):
+                return f"{f'{section}.{name}'.strip('.')} {cut(repr(one), 40)}, in params.yaml it is {other!r}"
+    return ""
 
 
 def tokens(run: ResolvedRun) -> int:

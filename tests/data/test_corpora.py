@@ -195,6 +195,15 @@ def test_local_files_named_as_held_out_are_never_trained_on(tmp_path):
         texts(LocalFolder(tmp_path / "only"), "train")
 
 
+@pytest.mark.parametrize(
+    "name", ["held_out.txt", "wiki-Held-Out.txt", "heldout/a.txt", "holdout/a.txt", "my hold_out.txt"]
+)
+def test_local_files_named_as_held_out_without_a_train_name_are_validation(tmp_path, name):
+    write(tmp_path, {"a.txt": "a", "b.txt": "b", "household.txt": "c", name: "held"})
+    assert sorted(texts(LocalFolder(tmp_path), "train")) == ["a", "b", "c"]
+    assert texts(LocalFolder(tmp_path), "valid") == ["held"]
+
+
 def test_names_of_programs_are_no_split(tmp_path):
     names = ["train.py", "test_model.py", "pkg/testing/a.py", "pkg/dev/b.py", "setup.py"]
     corpus = LocalFolder(write(tmp_path, {name: name for name in names}), validation_fraction=0.4)

@@ -2,12 +2,14 @@
 
 import pytest
 import torch
-from tiny_hugging_face import change_config, some_ids, tiny
+from tiny_hugging_face import change_config, save_with_tokenizer, some_ids, tiny
 from transformers import GPT2Config, GPTNeoXConfig
 
 from aero.errors import UserError
 from aero.families import FAMILIES
 from aero.hf.convert import describe, load
+from aero.parallel_context import cost
+from stages.parallel_context import opened
 
 LLAMA3 = {"rope_type": "llama3", "factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0}
 LLAMA3 |= {"original_max_position_embeddings": 8192}
@@ -33,6 +35,17 @@ def test_logits_equal_hugging_faces(name, changes, tmp_path):
         model, logits = load(tmp_path), theirs(ids).logits
         torch.testing.assert_close(model(ids), logits, atol=1e-4, rtol=0)
         torch.testing.assert_close(model(ids, entropy=True)[0], logits, atol=1e-4, rtol=0)
+
+
+def test_a_folder_that_asks_for_an_attention_that_is_not_installed_is_loaded(tmp_path, monkeypatch):
+    monkeypatch.setattr(torch, "set_num_threads", lambda threads: None)
+    theirs = tiny("llama")
+    save_with_tokenizer(theirs, tmp_path)
+    change_config(tmp_path, attn_implementation="flash_attention_2")
+    ids = some_ids(1, 20)
+    torch.testing.assert_close(load(tmp_path)(ids), theirs(ids).logits, atol=1e-4, rtol=0)
+    assert opened(tmp_path)[0].context == 160
+    assert cost.measure(str(tmp_path), 20, 2)["tokens"] == 20
 
 
 @pytest.mark.parametrize(("name", "theirs"), [("gpt2", GPT2Config), ("pythia-70m", GPTNeoXConfig)])

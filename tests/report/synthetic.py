@@ -11,10 +11,11 @@ from pathlib import Path
 import numpy as np
 import yaml
 
-from aero import records
+from aero import config, records
 
 PROJECT = Path(__file__).resolve().parents[2]
 PARAMETERS = yaml.safe_load((PROJECT / "params.yaml").read_text(encoding="utf-8"))
+SETTINGS = config.load(PROJECT / "params.yaml")
 RUNS = {
     "sm-ln-g": 30.0,
     "sm-ln-r": 31.0,
@@ -67,7 +68,7 @@ def training(
     architecture, layers = PARAMETERS["runs"][run]["architecture"], 18 if "-18l" in run else 12
     draw = random.Random(f"{run} {seed}")
     value = RUNS.get(run, 35.0) * (1 + draw.gauss(0, 0.004)) if perplexity is None else perplexity
-    train = {"steps": STEPS, "batch_size": 32, "learning_rate": 0.001, "threads": 1}
+    resolved = SETTINGS.at_scale(scale).resolve(run)
     nonfinite = {"step": diverged_at, "layer": layers - 1, "where": "block output"}
     provenance = {
         "commit": "c0ffee" * 6 + "abcd",
@@ -80,9 +81,9 @@ def training(
         "run": run,
         "architecture": architecture,
         "scale": scale,
-        "model": {"vocabulary": 1024, "context": CONTEXT, "layers": layers, "heads": HEADS, "width": 128},
-        "corpus": "codeparrot" if scale == "paper" else "python_stdlib",
-        "context": CONTEXT,
+        "model": {"vocabulary": 1024, **resolved.sizes.model_dump()},
+        "corpus": resolved.corpus.name,
+        "context": resolved.sizes.context,
         "seed": seed,
         "tokens": 1008000,
         "eval_loss": None if diverged_at else math.log(value),
@@ -90,7 +91,7 @@ def training(
         "diverged_at_step": diverged_at,
         "first_nonfinite": nonfinite if diverged_at else None,
         "tokens_per_second": 9000.0,
-        "train": train,
+        "train": resolved.train.model_dump(mode="json"),
         "regularizer": None,
         "config_hash": "0" * 16,
         "provenance": provenance,

@@ -84,6 +84,42 @@ def test_a_training_that_params_yaml_does_not_have_is_named_and_left_out(tmp_pat
     assert len(results.seeds("sm-r")) == 2 and "sm-r seed" in results.problems[0]
 
 
+@pytest.mark.parametrize("runs", [("sm-r",), ("ereg-smt-scfuffn",)])
+@pytest.mark.parametrize(
+    ("section", "name", "value", "named"),
+    [
+        ("model", "width", 96, "model.width 96, in params.yaml it is 64"),
+        ("train", "learning_rate", 0.1, "train.learning_rate 0.1, in params.yaml it is 0.001"),
+        ("regularizer", "gamma", 0.9, "regularizer.gamma 0.9, in params.yaml it is 0.2"),
+        (None, "context", 32, "context 32, in params.yaml it is 64"),
+        (None, "corpus", "codeparrot", "corpus 'codeparrot', in params.yaml it is 'python_stdlib'"),
+        ("provenance", "corpus_sha256", "cd" * 32, "another model, corpus or budget"),
+        ("model", "vocabulary", 50257, "another model, corpus or budget"),
+    ],
+)
+def test_one_committed_seed_of_another_recipe_is_left_out(tmp_path: Path, runs, section, name, value, named) -> None:
+    root = synthetic.project(tmp_path, runs=runs)
+    path = root / "results/laptop/metrics.jsonl"
+    first, *others = path.read_text(encoding="utf-8").splitlines()
+    metrics = json.loads(first)
+    assert metrics["seed"] == 1337
+    changed = {name: value} if section is None else {section: (metrics[section] or {}) | {name: value}}
+    path.write_text("\n".join([json.dumps(metrics | changed), *others]) + "\n", encoding="utf-8")
+    results = load(root)
+    assert [run.seed for run in results.seeds(*runs)] == [1338, 1339]
+    assert all("seed 1337" in problem for problem in results.problems) and named in results.problems[-1]
+
+
+def test_a_damaged_line_of_the_fitted_costs_is_named(tmp_path: Path) -> None:
+    root = synthetic.project(tmp_path, runs=())
+    for name in ("fitted_rows.csv", "fitted_figure15_rows.csv"):
+        (root / "results/two_party" / name).write_text("architecture,bytes\nSM,many\n", encoding="utf-8")
+    assert [problem.split(":")[0] for problem in load(root).problems] == [
+        "results/two_party/fitted_figure15_rows.csv, line 2",
+        "results/two_party/fitted_rows.csv, line 2",
+    ]
+
+
 def test_the_scale_is_the_active_one_if_it_has_results(tmp_path: Path) -> None:
     root = synthetic.project(tmp_path, runs=("sm-r",), seeds=(1337,), scale="smoke")
     assert load(root).scale == "smoke" and load(root, "laptop").scale == "laptop"

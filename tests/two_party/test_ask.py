@@ -260,6 +260,11 @@ def test_the_folder_of_a_hugging_face_model_answers(family, prefix, tmp_path, ca
         if prefix:
             theirs.transformer.wpe.weight[0, 3:5] = torch.tensor([3000.0, -2000.0])
     tokenizer = save_with_tokenizer(theirs, tmp_path)
+    tokenizer.add_special_tokens({"pad_token": "[PAD]"})  # without a place in the embedding
+    tokenizer.save_pretrained(tmp_path)
+    with pytest.raises(ValueError, match=r"token '\[PAD\]' with id 256, but the model has only 256") as caught:
+        cli.main(["ask", "--model", str(tmp_path), "--prefix", prefix, f"{PROMPT}[PAD]"])
+    assert "\n" not in str(caught.value)
     command = ["ask", "--model", str(tmp_path), "--tokens", "2", "--json", PROMPT]
     if prefix:
         with pytest.raises(

@@ -85,7 +85,7 @@ def explorer(results: Results, claims: pd.DataFrame) -> show.HTML:
     }
     embedded = json.dumps(data).replace("<", "\\u003c").replace("&", "\\u0026")
     return show.HTML(
-        '<div class="screen-only" id="explorer"></div>\n'
+        '<div class="screen-only" id="explorer-tables"></div>\n'
         f'<script type="application/json" id="explorer-data">{embedded}</script>\n<script>{explorer_script()}</script>'
     )
 

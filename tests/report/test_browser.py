@@ -44,6 +44,8 @@ window.addEventListener('load', () => {
       wide: wide.slice(0, 5).map((e) => e.tagName + '.' + e.className), clipped: scroll.length, small: small.length,
       links: [...page.querySelectorAll('a[href^="#"]')].filter((a) => !page.getElementById(decodeURIComponent(
         a.getAttribute('href').slice(1)))).map((a) => a.getAttribute('href')),
+      tables: page.querySelectorAll('div > .explorer-form').length,
+      misplaced: page.querySelectorAll('h1 .explorer-form, h2 .explorer-form, h3 .explorer-form').length,
     };
   }
   document.getElementById('found').textContent = JSON.stringify(found);
@@ -79,7 +81,7 @@ def page(tmp_path_factory: pytest.TempPathFactory, full: Results) -> Path:
         show.table(wide, "A table", "Of six columns.", command="python -m stages.report"),
         appendix.explorer(full, claims),
     )
-    text = "# A title\n\n$$E = -\\sum_i \\sum_j a_{ij} \\log a_{ij}$$\n\n## A section"
+    text = "# A title\n\n$$E = -\\sum_i \\sum_j a_{ij} \\log a_{ij}$$\n\n## Explorer"
     path = tmp_path_factory.mktemp("browser") / "report.html"
     path.write_text(render.page([text, *parts], "synthetic results"), encoding="utf-8")
     return path
@@ -110,6 +112,7 @@ def test_no_overflow_no_console_error_no_dead_anchor(light: dict[str, dict]) -> 
         assert not seen["wide"] and not seen["clipped"], (width, seen["wide"])
         assert not seen["links"], (width, seen["links"][:5])
         assert seen["small"] == 0, (width, "text under 11 px", seen["small"])
+        assert (seen["tables"], seen["misplaced"]) == (2, 0)  # below the heading, whose id is "explorer"
 
 
 def test_dark_is_dark_and_readable(page: Path, light: dict[str, dict]) -> None:

@@ -67,7 +67,7 @@ function table(root, columns, lines, choices) {
   draw();
 }
 
-const root = document.getElementById("explorer");
+const root = document.getElementById("explorer-tables");
 table(element("div", root), data.row_columns, data.rows, ["model", "program"]);
 element("h3", root, { textContent: "Find a claim" });
 table(element("div", root), data.claim_columns, data.claims, ["paper", "verdict"]);

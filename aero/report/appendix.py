@@ -19,7 +19,7 @@ from aero.report import show
 from aero.report.costs import GB, MIB, PROGRAMS, compared_runs
 from aero.report.papers.private_tables import PROGRAM_NAMES, text
 from aero.report.results import Results
-from aero.report.statistics import change
+from aero.report.statistics import change, evidence
 
 # The explorer ---------------------------------------------------------------------------------------------------------
 
@@ -31,8 +31,8 @@ CLAIM_COLUMNS = ("paper", "where", "claim", "published", "measured", "verdict")
 
 
 def explorer_rows(results: Results) -> pd.DataFrame:
-    """Every run with softmax attention and a composed cost, a line a program; perplexity at the report's scale."""
-    runs, lines, seen = compared_runs(results), [], set()
+    """Every run with softmax attention and a composed cost, a line a program; perplexity as `evidence` has it."""
+    runs, lines, seen, trained = compared_runs(results), [], set(), evidence(results)
     families = results.parameters.get("families") or {}
     baselines = {
         _setting(run, families): name
@@ -44,7 +44,7 @@ def explorer_rows(results: Results) -> pd.DataFrame:
         if run.get("regularizer") or (setting, run["architecture"]) in seen:
             continue
         seen.add((setting, run["architecture"]))
-        found = change(results, name, baselines[setting]).estimate if setting in baselines else None
+        found = change(trained, name, baselines[setting]).estimate if setting in baselines else None
         for program in PROGRAMS:
             cost = results.cost(run["architecture"], program, context, model)
             if cost is not None:

@@ -28,8 +28,8 @@ BENCH, ROBUSTNESS = "results/bench", "results/robustness"
 # %% [markdown]
 # ## Explorer
 #
-# Search, sort and filter rows by bytes, latency and perplexity, and the claims (HTML page only). Perplexities are of scale
-# desk; costs are of the size that a row names.
+# Search, sort and filter rows by bytes, latency and perplexity, and the claims (HTML page only). Perplexities are of
+# scale desk; costs are of the size that a row names.
 
 # %%
 appendix.explorer(results, claims.judge(results))

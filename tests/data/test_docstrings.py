@@ -97,6 +97,7 @@ def real():
     return corpus, both(corpus)
 
 
+@pytest.mark.slow
 def test_the_real_library_is_technical_prose_of_megabytes(real):
     corpus, splits = real
     manifest = corpus.manifest()
@@ -113,6 +114,7 @@ def test_the_real_library_is_technical_prose_of_megabytes(real):
     assert manifest["files"]["pydoc_data/topics.py"] == hashlib.sha256(topics.read_bytes()).hexdigest()
 
 
+@pytest.mark.slow
 def test_held_out_paragraphs_are_new(real):
     def paragraphs(texts):
         plain = (" ".join(paragraph.split()) for text in texts for paragraph in text.split("\n\n"))

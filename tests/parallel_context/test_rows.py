@@ -159,6 +159,7 @@ def test_a_missing_package_is_one_line_and_skips_the_stages(monkeypatch, tmp_pat
         tasks._bible()
 
 
+@pytest.mark.slow
 def test_time_and_memory(llama, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     values = yaml.safe_load((ROOT / "params.yaml").read_text(encoding="utf-8"))

@@ -28,6 +28,7 @@ def trained(folder, out, hash_seed, threads="1"):
     )
 
 
+@pytest.mark.slow
 def test_two_processes_give_the_same_bits(project):
     """Another order of hashing, another folder and other thread variables of the environment change nothing: the
     number of threads is a parameter."""

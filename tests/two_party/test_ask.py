@@ -22,10 +22,9 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from pathlib import Path
 
-import numpy as np
 import pytest
 import torch
-from made_models import random_model, torch_logits
+from made_models import random_model
 from middle import wait_until
 from tiny_hugging_face import save_with_tokenizer, tiny
 
@@ -157,12 +156,43 @@ def wait_until_gone(pids, within_s):
     assert wait_until(lambda: not any(Path(f"/proc/{pid}").exists() for pid in pids), within_s)
 
 
-def test_a_server_survives_killed_processes_and_answers(path, certificates, model, capsys):
-    """In the order of one server's life: a plain client, a killed client, a killed party, an answer, Ctrl-C."""
-    server = Serving("--checkpoint", path, *security(certificates, "server"))
+def hugging_face(folder, family, prefix):
+    """A model with biases, saved in `folder`, and its tokenizer, which has a token more than the embedding.
+
+    prefix: if there is one, the model has outliers at its first position, as GPT-2 has.
+    """
+    sizes = {"vocab_size": 256, "num_hidden_layers": 2, "max_position_embeddings": 24}
+    model = tiny(family, bos_token_id=None, eos_token_id=None, **sizes)
+    with torch.no_grad():
+        for name, parameter in model.named_parameters():
+            if name.endswith("bias"):
+                parameter.normal_(std=0.3)
+        if prefix:
+            model.transformer.wpe.weight[0, 3:5] = torch.tensor([3000.0, -2000.0])
+    tokenizer = save_with_tokenizer(model, folder)
+    tokenizer.add_special_tokens({"pad_token": "[PAD]"})
+    tokenizer.save_pretrained(folder)
+    return model, tokenizer
+
+
+def check_answer(found, model, tokenizer, prefix, new):
+    """Every new token is the model's own after the tokens before it."""
+    ids = tokenizer.encode(prefix + PROMPT)
+    for token in found["ids"]:
+        assert token == int(model(torch.tensor([ids])).logits[0, -1].argmax())
+        ids.append(token)
+    assert len(found["ids"]) == new and found["text"] == tokenizer.decode(found["ids"])
+
+
+def test_a_server_survives_killed_processes_and_answers(tmp_path, certificates, capsys):
+    """In the order of one server's life: a plain client, a killed client, a killed party, an answer, Ctrl-C. Of a
+    Hugging Face model with outliers at its first position, behind a public prefix."""
+    model, tokenizer = hugging_face(tmp_path, "gpt2", "<")
+    capsys.readouterr()  # transformers' own words
+    server = Serving("--model", tmp_path, "--prefix", "<", *security(certificates, "server"))
     try:
-        assert "SM(t)+ScFuFFN (L=1, H=2, d=16, V=257, context 12), program tuned" in server.lines[0]
-        assert "mutually authenticated TLS" in server.lines[0] and "EReg" not in server.lines[0]
+        assert "SM+LN+G (L=2, H=4, d=32, V=256, context 24), program tuned" in server.lines[0]
+        assert "mutually authenticated TLS" in server.lines[0]
         plain = dial(server.address, None)
         plain.send({"hello": "without TLS"})
         with pytest.raises(TwoPartyError):
@@ -198,11 +228,8 @@ def test_a_server_survives_killed_processes_and_answers(path, certificates, mode
         out, error = capsys.readouterr()
         assert error == ""
         answer = json.loads(out)
-        ids = list(PROMPT.encode())
-        for token in answer["ids"]:
-            assert token == torch_logits(model, np.array(ids)).argmax()
-            ids.append(token)
-        assert len(answer["ids"]) == 2 and answer["prompt_tokens"] == len(PROMPT)
+        check_answer(answer, model, tokenizer, "<", 2)
+        assert answer["prompt_tokens"] == len(PROMPT)
         size = sum(cost["bytes_client"] + cost["bytes_server"] for cost in (answer["setup"], *answer["costs"]))
         assert f"(aero client): 2 new after {len(PROMPT)} tokens, {size / 1e6:.1f} MB" in server.line(4, 10)
 
@@ -249,36 +276,24 @@ def test_what_is_refused_before_anything_starts(path, certificates, tmp_path, ca
     assert capsys.readouterr().out == ""
 
 
-@pytest.mark.parametrize(("family", "prefix"), [("gpt2", "<"), pytest.param("gpt_neox", "", marks=pytest.mark.slow)])
-def test_the_folder_of_a_hugging_face_model_answers(family, prefix, tmp_path, capsys):
-    """The GPT-2 has outliers at its first position: it is refused, unless a public prefix is there."""
-    theirs = tiny(family, vocab_size=256, num_hidden_layers=2, max_position_embeddings=24)
-    with torch.no_grad():
-        for name, parameter in theirs.named_parameters():
-            if name.endswith("bias"):
-                parameter.normal_(std=0.3)
-        if prefix:
-            theirs.transformer.wpe.weight[0, 3:5] = torch.tensor([3000.0, -2000.0])
-    tokenizer = save_with_tokenizer(theirs, tmp_path)
-    tokenizer.add_special_tokens({"pad_token": "[PAD]"})  # without a place in the embedding
-    tokenizer.save_pretrained(tmp_path)
-    with pytest.raises(ValueError, match=r"token '\[PAD\]' with id 256, but the model has only 256") as caught:
-        cli.main(["ask", "--model", str(tmp_path), "--prefix", prefix, f"{PROMPT}[PAD]"])
+def test_a_model_with_outliers_is_refused_without_a_prefix(tmp_path):
+    hugging_face(tmp_path, "gpt2", "<")
+    with pytest.raises(TwoPartyError, match=r"do not fit fixed point: [\d.e+]+ in \w+ \(rsqrt\) of layer 2") as caught:
+        cli.main(["ask", "--model", str(tmp_path), PROMPT])
     assert "\n" not in str(caught.value)
-    command = ["ask", "--model", str(tmp_path), "--tokens", "2", "--json", PROMPT]
-    if prefix:
-        with pytest.raises(
-            TwoPartyError, match=r"do not fit fixed point: [\d.e+]+ in \w+ \(rsqrt\) of layer 2"
-        ) as caught:
-            cli.main(command)
-        assert "\n" not in str(caught.value)
-    cli.main([*command, "--prefix", prefix])
-    found = json.loads(capsys.readouterr().out)
-    ids = tokenizer.encode(prefix + PROMPT)
-    for token in found["ids"]:
-        assert token == int(theirs(torch.tensor([ids])).logits[0, -1].argmax())
-        ids.append(token)
-    assert len(found["ids"]) == 2 and found["text"] == tokenizer.decode(found["ids"])
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("family", ["gpt2", "gpt_neox"])
+def test_the_folder_of_a_hugging_face_model_answers(family, tmp_path, capsys):
+    model, tokenizer = hugging_face(tmp_path, family, "")
+    command = ["ask", "--model", str(tmp_path)]
+    with pytest.raises(ValueError, match=r"token '\[PAD\]' with id 256, but the model has only 256") as caught:
+        cli.main([*command, f"{PROMPT}[PAD]"])
+    assert "\n" not in str(caught.value)
+    capsys.readouterr()
+    cli.main([*command, "--tokens", "2", "--json", PROMPT])
+    check_answer(json.loads(capsys.readouterr().out), model, tokenizer, "", 2)
 
 
 @pytest.mark.parametrize(

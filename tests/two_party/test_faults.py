@@ -48,6 +48,7 @@ def gone(folder):
     return not any(Path(f"/proc/{(folder / name).read_text()}").exists() for name in NAMES)
 
 
+@pytest.mark.slow
 def test_a_full_disk_under_a_partys_log(tmp_path):
     """SPU goes on when its log cannot be written, so the costs would be missing or old: noticed within 8 s."""
     last = []
@@ -91,7 +92,10 @@ def between_hosts(folder, contexts, dialled, settings, spoil=None, act=None):
 
 @pytest.mark.parametrize(
     ("fault", "said", "receive_s", "within_s"),
-    [("garble", "changed on the way", 60, 4), ("hold", "is gone or sent nothing for 6 s", 6, 6 + 10)],
+    [
+        ("garble", "changed on the way", 60, 4),
+        pytest.param("hold", "is gone or sent nothing for 6 s", 6, 6 + 10, marks=pytest.mark.slow),
+    ],
 )
 def test_a_link_that_garbles_or_stalls(tmp_path, fault, said, receive_s, within_s):
     """With someone in the middle of the connection, who acts while the parties compute."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 
 import numpy as np
+import pytest
 from made_models import random_model, torch_logits
 
 from aero.two_party.program import generation
@@ -75,6 +76,7 @@ def verification(party, given):
     return found
 
 
+@pytest.mark.slow
 def test_proposed_tokens_are_verified_in_one_pass():
     """Of three proposals the first two are the most likely tokens."""
     given, texts = {CLIENT: [], SERVER: []}, []

@@ -235,10 +235,11 @@ def test_matrices_beyond_the_budget_and_other_fixed_points_are_refused():
 
 
 ROWS, INNER, COLUMNS, PASSES = 20, 40, 24, 3
+LIMIT = 2.0**14  # of results, which are scaled by 2^28 and truncated in two steps
 
 
 def product_task(who, given):
-    """Passes on one matrix and one on another: results and profiles."""
+    """Passes on one matrix and one on another: results and profiles; and results below and beyond LIMIT."""
     operation = Operation("lattice_linear", ((ROWS, INNER), (INNER, COLUMNS)))
     function, profiles, found = operation.function(), [], []
     for index in (0, 0, 1):
@@ -249,7 +250,20 @@ def product_task(who, given):
         who.prepare(function, ["x", "w"], ["y"])
         profiles.append(who.run(function, ["x", "w"], ["y"]))
         found.append(who.reveal("y", to=CLIENT))
-    return found, profiles
+    return found, profiles, {share: large_product(who, share * LIMIT) for share in (0.7, 2.6)}
+
+
+def large_product(who, value):
+    """Twice `value` multiplied by the matrix that halves it."""
+    operation = Operation("lattice_linear", ((ROWS, INNER), (INNER, COLUMNS)))
+    for name, entries, rank in (
+        ("x", np.full((ROWS, INNER), 2 * value, np.float32), CLIENT),
+        ("w", 0.5 * np.eye(INNER, COLUMNS, dtype=np.float32), SERVER),
+    ):
+        held, owner = (entries if who.rank == rank else None), (SERVER if rank == SERVER else None)
+        who.put(name, held, entries.shape, owner=owner, from_rank=rank)
+    who.run(operation.function(), ["x", "w"], ["y"])
+    return who.reveal("y", to=CLIENT)
 
 
 @pytest.fixture(scope="module")
@@ -264,16 +278,18 @@ def multiplied():
 
 def test_results_of_two_processes_are_exact_up_to_fixed_point(multiplied):
     """Within 4 last bits: the noise, and two truncations."""
-    x, matrices, (found, _), (nothing, _), _ = multiplied
+    x, matrices, (found, _, large), (nothing, *_), _ = multiplied
     assert nothing == [None] * PASSES
     fixed = np.trunc(x.astype(np.float64) / STEP)  # as SPU takes an input
     for one, matrix in zip(found, (matrices[0], matrices[0], matrices[1]), strict=True):
         exact = (fixed @ np.rint(matrix.astype(np.float64) / STEP)) * STEP**2
         assert np.abs(one - exact).max() < 4 * STEP
+    assert np.allclose(large[0.7], 0.7 * LIMIT, atol=0.01)
+    assert not np.isclose(large[2.6], 2.6 * LIMIT, rtol=0.01).all()
 
 
 def test_public_material_is_sent_once_and_both_parties_count_the_same(multiplied):
-    _, _, (_, ours), (_, theirs), _ = multiplied
+    _, _, (_, ours, _), (_, theirs, _), _ = multiplied
     for client, server in zip(ours, theirs, strict=True):
         assert (client.bytes_sent, client.messages_sent) == (server.bytes_received, server.messages_received)
         assert (client.bytes_received, client.messages_received) == (server.bytes_sent, server.messages_sent)

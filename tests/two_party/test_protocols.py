@@ -16,6 +16,7 @@ OPENED = 8 * 16 + 16 * 24
 RESULT = 8 * 24
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("protocol", "elements"),
     # SEMI2K: both parties open both masked operands, and one element an entry truncates the result.

@@ -14,6 +14,13 @@ from aero.two_party.lattice import share_steps as shares
 from aero.two_party.lattice.ring import bits_of, ring_elements, share_of
 from aero.two_party.lattice.share_steps import OCTAVES, SQUARINGS, STEPS, StepContext, negative
 from aero.two_party.program import nonlinear
+from aero.two_party.program.bounded import (
+    RECIPROCAL_ROOT_ERROR,
+    reciprocal,
+    reciprocal_error,
+    reciprocal_root,
+    wide_maximum,
+)
 from aero.two_party.program.plan import Segment, ShareStep, plan
 from aero.two_party.runtime.parties import run_parties
 from aero.two_party.runtime.relay import Relay
@@ -21,6 +28,9 @@ from aero.two_party.runtime.settings import CLIENT, SERVER, Settings
 
 BITS = 18
 RING = 1 << 64
+MOST = 129.0
+SUMS = np.geomspace(1.0, 128.0, 512).astype(np.float32)
+ROWS = np.random.default_rng(0).integers(-40, 40, (64, 13)).astype(np.float32)  # with ties
 
 
 @given(st.integers(0, int(OCTAVES * 2**BITS) - 1), st.integers(0, RING - 1))
@@ -181,7 +191,40 @@ def one_sign_task(party, values):
     return party.reveal("sign", to=CLIENT)
 
 
-TASKS = {"signs": signs_task, "squarings": squarings_task, "one sign": one_sign_task}
+def own(x):
+    return 1.0 / x
+
+
+def bounded(x):
+    return reciprocal(x, MOST)
+
+
+def own_root(x):
+    return jax.lax.rsqrt(x)
+
+
+def bounded_root(x):
+    return reciprocal_root(x, 1e-5)
+
+
+def maximum(x):
+    return wide_maximum(x, 4, narrow=True)
+
+
+def bounded_task(party, values):
+    found, messages = {}, {}
+    for name, functions in (("sums", (own, bounded, own_root, bounded_root)), ("rows", (maximum,))):
+        shape = {"sums": SUMS, "rows": ROWS}[name].shape
+        party.put(name, values and values[name], shape, from_rank=CLIENT)
+        for function in functions:
+            for _ in range(2):
+                profile = party.run(function, [name], ["y"])
+            found[function.__name__] = party.reveal("y", to=CLIENT)
+            messages[function.__name__] = profile.messages_sent
+    return found, messages
+
+
+TASKS = {"signs": signs_task, "squarings": squarings_task, "one sign": one_sign_task, "bounded": bounded_task}
 
 
 def every_task(party, given):
@@ -198,6 +241,7 @@ def session():
         "signs": signs,
         "squarings": np.linspace(-100.0, 0.0, 4096).astype(np.float32),
         "one sign": np.random.default_rng(2).normal(0, 10, 4096).astype(np.float32),
+        "bounded": {"sums": SUMS, "rows": ROWS},
     }
     relay = Relay(record=True)
     client, server = run_parties(every_task, given, None, Settings(), relay=relay)
@@ -248,3 +292,14 @@ def test_values_compared_in_32_bits_do_not_cross_the_link(session):
     # The search finds them where they do cross.
     lowered = np.rint(runs[5] / STEP).astype("<i4").tobytes()
     assert near(runs, session["link"][0][:1001] + lowered)
+
+
+def test_bounded_functions_of_two_processes_are_as_exact_as_spus_own(session):
+    _, (found, messages), _ = session["bounded"]
+    assert (found["maximum"] == ROWS.max(1)).all()
+    errors = {name: np.abs(found[name] - 1 / SUMS).max() for name in ("own", "bounded")}
+    assert errors["bounded"] <= reciprocal_error(MOST) + 8 * STEP
+    assert errors["bounded"] <= errors["own"] + 4 * STEP, errors
+    errors = {name: np.abs(found[name] - SUMS**-0.5).max() for name in ("own_root", "bounded_root")}
+    assert errors["bounded_root"] <= min(RECIPROCAL_ROOT_ERROR + 8 * STEP, errors["own_root"] + 8 * STEP), errors
+    assert messages["bounded"] < 0.5 * messages["own"] and messages["bounded_root"] < messages["own_root"]

@@ -11,11 +11,23 @@ from pathlib import Path
 
 import pytest
 import torch
+from tiny_hugging_face import save_with_tokenizer, tiny
 
 from aero.entropy import entropy_regularization
+from aero.records import read_csv
 from aero.two_party.cost.network import Network
 from aero.two_party.program.operations import Operation
-from benchmarks import faults, gpu, pipeline, regularized_step, server_soak, shaped_network, timing, training_step
+from benchmarks import (
+    faults,
+    finetune,
+    gpu,
+    pipeline,
+    regularized_step,
+    server_soak,
+    shaped_network,
+    timing,
+    training_step,
+)
 from benchmarks.__main__ import ALL, of_this_machine
 from benchmarks.entropy_memory import peak_of
 from benchmarks.timing import in_turn
@@ -207,3 +219,17 @@ def test_a_latency_is_predicted_from_costs_by_hand():
     assert found == pytest.approx({"compute": 2.5, "transfer": 3e6 / 12.5e6, "rounds": 10 * 0.08})
     assert sum(shaped_network.predict({one: 3}, costs, 1, None).values()) == 2.5
     assert shaped_network.refills_of({one: 3}, costs, 30 + 2 * 1281) == 2
+
+
+@pytest.mark.slow
+def test_fine_tuning_learns_and_the_penalty_brings_entropy_nearer_to_its_thresholds(tmp_path):
+    tokenizer = save_with_tokenizer(tiny("llama", vocab_size=257, max_position_embeddings=128), tmp_path / "tiny")
+    tokenizer.eos_token = tokenizer.convert_ids_to_tokens(0)
+    tokenizer.save_pretrained(tmp_path / "tiny")
+    out = tmp_path / "found.csv"
+    arguments = [str(tmp_path / "tiny"), "--steps", "8", "--learning-rate", "1e-2", "--out", str(out)]
+    finetune.main([*arguments, "--weights", "0", "0.1"])
+    before, plain, penalised = read_csv(out)
+    assert float(plain["perplexity"]) < float(before["perplexity"])
+    # Untrained heads are near the causal bound, thresholds start at half of log T.
+    assert float(penalised["entropy"]) < float(plain["entropy"])

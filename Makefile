@@ -1,4 +1,4 @@
-# make repro     install, then train, measure and render the default set: AERO Tables 2 and 4 (SCALE=smoke: a quick test)
+# make repro     install, then train, measure and render the default set, 8 runs of AERO (SCALE=smoke: a quick test)
 # make all       the same for every run of the papers; hours
 # make parallel  measure parallel context encoding on a pretrained model, then render; an hour or more
 # make report    install, then render the report from results/ and runs/

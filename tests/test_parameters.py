@@ -30,7 +30,7 @@ def changed(tmp_path, place, value):
 def test_the_committed_file_is_valid_and_complete():
     parameters = load(ROOT / "params.yaml")
     assert set(parameters.scales) >= {"smoke", "laptop", "gpu", "paper"} and parameters.scale == "laptop"
-    assert len(parameters.active_runs) == 14 and parameters.seeds[0] == 1337
+    assert len(parameters.active_runs) == 8 and parameters.seeds[0] == 1337
     assert len(parameters.runs) == 125 and len(parameters.trainings()) == len(set(parameters.trainings()))
     assert parameters.two_party_model()[0].width == 768 and parameters.at_scale("smoke").two_party_model()[1] == 16
 
@@ -244,7 +244,8 @@ def test_a_scale_changes_the_corpus():
 def test_tables_are_trained_whole_in_the_order_of_a_visit():
     parameters = load(ROOT / "params.yaml")
     listed = [run for table in parameters.training_order.values() for run in table]
-    assert len(listed) == len(set(listed)) and sorted(listed[:14]) == sorted(parameters.active_runs)
+    assert len(listed) == len(set(listed))
+    assert set(parameters.active_runs) <= set(parameters.training_order["tables_2_and_4"])
     for number in ("2", "3", "4", "5", "6", "8", "9"):
         rows = {run for run, values in parameters.runs.items() if any(f"aero/table{number}/" in r for r in values.rows)}
         assert rows <= set(listed), number

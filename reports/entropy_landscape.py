@@ -69,9 +69,8 @@ show.figure(
 # ## Contradicted claims
 
 # %%
-judged = claims.judge(results, "entropy_landscape")
 show.table(
-    claims.table(judged[judged.verdict == "contradicted"])[["claim", "published", "measured"]],
+    claims.contradicted(results, "entropy_landscape"),
     "Contradicted claims of the paper",
     "By arithmetic, counts or theory. All claims: appendix.",
     sources=["reports/claims.csv"],

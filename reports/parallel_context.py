@@ -156,9 +156,8 @@ for name, other in parallel_context.models(results).items():
 # ## Contradicted claims
 
 # %%
-judged = claims.judge(results, "parallel_context")
 show.table(
-    claims.table(judged[judged.verdict == "contradicted"])[["claim", "published", "measured"]],
+    claims.contradicted(results, "parallel_context"),
     "Contradicted claims of the paper",
     "By arithmetic, counts or theory. All claims: appendix.",
     sources=["reports/claims.csv"],

@@ -22,7 +22,8 @@
 # - **paper**: what AERO prints.
 # - **reproduced**: operations measured under SPU 0.9.2b0 in the one configuration that fits all published rows.
 # - **stock SPU**: the network as its paper defines it, under SPU 0.9.5, with weights owned by the server.
-# - **optimised**: the same network in this project's program, also under SPU 0.9.5.
+# - **optimised**: the same network in this project's program, also under SPU 0.9.5. It computes the logits of the last
+#   token alone; the others compute those of all tokens. `@6`: the residual stream is restored before layer 6.
 
 # %%
 from aero.report import show
@@ -123,8 +124,8 @@ show.table(
 # ## How much of the saving is the architecture's
 #
 # The baseline's GELU is unoptimised. A GELU of three polynomial segments, known since BumbleBee, costs a third of its
-# bytes. If the baseline uses that GELU, about half of the published saving remains. If both sides are fully optimised,
-# the saving is larger than published, but fusing or pruning the feed-forward networks adds nothing to it.
+# bytes. If the baseline uses that GELU, the saving is about half as large. If both sides are fully optimised, it is
+# larger than published, but fusing or pruning the feed-forward networks adds nothing to it.
 
 # %%
 show.figure(
@@ -155,10 +156,10 @@ show.figure(
 # %% [markdown]
 # ## Is the saving Cheetah's?
 #
-# No. SPU runs the same networks under two protocols without homomorphic encryption. Removing nonlinear operations pays
-# under both, and most of the printed saving remains, in logarithms. SEMI2K has two parties and needs correlated
-# randomness. Here it comes from a trusted first party, which SPU's maintainers call insecure, for debugging only; its
-# online bytes are counted. ABY3 has three parties, no two of which may collude.
+# No. SPU runs the same networks under two protocols without homomorphic encryption, and the softmax-only rows save 2.5
+# to 3.5 times under them. SEMI2K has two parties and needs correlated randomness. Here SPU's built-in dealer supplies
+# it; its maintainers call that insecure and meant for debugging. The online bytes are counted. ABY3 has three parties,
+# no two of which may collude.
 
 # %%
 PROTOCOLS = {
@@ -187,9 +188,9 @@ show.table(
 # %% [markdown]
 # ## Other systems
 #
-# Our smallest number is of another network: softmax alone, one row of logits. Like for like (`SM+LN+G`) we send fewer
-# bytes than BumbleBee, and more than BLB and EncFormer. Systems with a dealer or a third party trust more; those with
-# homomorphic encryption alone send less and compute more.
+# Our smallest number is of a network whose only nonlinear operation is the softmax. Like for like (`SM+LN+G`) we send
+# fewer bytes than BumbleBee, and more than BLB and EncFormer. Systems with a dealer or a third party trust more; those
+# with homomorphic encryption alone send less and compute more.
 
 # %%
 ratios = ", ".join(f"{tables.text(ratio, 2)}x {system}" for system, ratio in figures.bytes_over_peers(results).items())
@@ -205,7 +206,8 @@ show.table(
 # ## Minutes
 #
 # The published minutes are too short for the published bytes on the published network. Assume that both directions are
-# always busy. Even then, every row of Tables 5 and 7 and both baselines of Tables 4 and 6 need more time than printed.
+# always busy. Even then, these need more time than printed: every row of Tables 5 and 7, the rows with LayerNorm of
+# Tables 4 and 6, and by a hundredth of a minute the pruned rows of Table 6.
 
 # %%
 show.figure(
@@ -260,8 +262,9 @@ show.table(
 # %% [markdown]
 # ## What the optimised program changes
 #
-# Three optimizations approximate a function; their results are closer to PyTorch than SPU's own. The others are exact
-# up to fixed-point rounding.
+# The optimised program approximates two functions, GELU and the exponential; its logits are closer to PyTorch's than
+# those of stock SPU. All else is exact up to fixed-point rounding. Fewer squarings and bounded reciprocals approximate
+# too, and are not part of it.
 
 # %%
 show.table(
@@ -275,7 +278,8 @@ show.table(
 show.table(
     tables.ablation(results),
     "The optimizations one by one, bytes",
-    "Alone: added to stock SPU. Left out: of the optimised program; the last two are not in it and are added instead.",
+    "Alone: added to stock SPU. Left out: of the optimised program. Those marked *added* are not part of it; their "
+    "number is what adding them changes. Dashes: not measured.",
     sources=["results/two_party/savings.csv"],
     command="python -m benchmarks.optimizations",
 )
@@ -325,7 +329,8 @@ show.table(
 show.table(
     tables.cached_passes(results),
     "A next token with cached keys and values",
-    "GPT-2's size, after 126 and 127 tokens: the costlier of two later tokens, and its share of a whole pass over 128.",
+    "GPT-2's size, after 126 and 127 tokens: the costlier of two later tokens, and its share of a whole pass over 128. "
+    "Seconds of a row were measured together, on slower machines than those of other tables.",
     sources=["results/two_party/generation.csv"],
     command="python -m benchmarks.generation SM+ScFuFFN SM+LN+R SM+LN+G",
 )

@@ -1,9 +1,11 @@
 """Imports point one way and form no cycle, functions stay short, and nothing is unpickled or evaluated."""
 
 import ast
+import re
 from pathlib import Path
 
 import pytest
+import yaml
 
 ROOT = Path(__file__).resolve().parents[1]
 FILES = {
@@ -85,3 +87,14 @@ def test_nothing_is_unpickled_or_evaluated():
                     assert called not in {"eval", "exec", "torch.load", "os.system"}, path
                     shell = [word for word in node.keywords if word.arg == "shell"]
                     assert not any(ast.unparse(word.value) == "True" for word in shell), path
+
+
+def test_commands_that_the_report_names_exist():
+    text = "\n".join(path.read_text(encoding="utf-8") for path in sorted((ROOT / "reports").glob("*.py")))
+    stages = yaml.safe_load((ROOT / "dvc.yaml").read_text(encoding="utf-8"))["stages"]
+    modules = {Path(*name.split(".")) for name in re.findall(r"python -m ((?:stages|benchmarks)\.\w+)", text)}
+    targets = set(re.findall(r"[\"`]make ([a-z]+)", text))
+    assert len(modules) > 5 and len(targets) > 2
+    assert not [module for module in modules if not (ROOT / module).with_suffix(".py").exists()]
+    assert set(re.findall(r"dvc repro -s (\w+)", text)) <= set(stages)
+    assert targets <= set(re.findall(r"(?m)^([a-z]+):", (ROOT / "Makefile").read_text(encoding="utf-8")))

@@ -24,7 +24,9 @@ from aero.report.results import SMOKE_TEST, Results
 from aero.report.statistics import change, estimate, evidence, gate, registered
 from aero.report.verdicts import VERDICTS, Decision, Measurement
 
-GROUPS = (trainings.GROUP, printed.COST_GROUP, printed.GROUP, "paper self-consistency", "own variations")
+OWN = "own variations"
+"""Claims of no paper."""
+GROUPS = (trainings.GROUP, printed.COST_GROUP, printed.GROUP, "paper self-consistency", OWN)
 """What a claim rests on."""
 _MODULES = (trainings, printed, variance_search, variance_theory, parallel_context)
 
@@ -100,7 +102,7 @@ def _quantity(name: str) -> Callable[..., Measurement]:
 
 def _group(claim: Claim) -> str:
     if claim.kind == "own":
-        return "own variations"
+        return OWN
     if claim.rule[0] == "paper_self_consistency":
         return "paper self-consistency"
     function = _quantity(claim.quantity[0])
@@ -149,6 +151,14 @@ def table(judged: pd.DataFrame, paper: str = "") -> pd.DataFrame:
     """The claims of a paper (of all if none is named) as they are shown."""
     chosen = judged[judged.paper == paper] if paper else judged
     return chosen[["claim", "where", "published", "measured", "verdict", "evidence"]].reset_index(drop=True)
+
+
+def contradicted(results: Results, paper: str) -> pd.DataFrame:
+    """The paper's own claims that are contradicted, as they are shown."""
+    judged = judge(results, paper)
+    wrong = judged[(judged.verdict == "contradicted") & (judged.group != OWN)]
+    found = table(wrong)[["claim", "published", "measured"]]
+    return found if len(found) else pd.DataFrame([dict.fromkeys(found.columns, "–") | {"claim": "none"}])
 
 
 def counts(judged: pd.DataFrame) -> pd.DataFrame:
@@ -210,7 +220,8 @@ def headline(results: Results) -> dict[str, Any]:
         "saving_stock": own.as_written or nan,
         "saving_optimised": own.tuned or nan,
         "saving_unfused": saving(results, table, "SM+ScFFN", OPTIMISED, "bytes") or nan,
-        "gelu_percent": 100 * (1 - own.share) if own.share else nan,
+        "saving_gelu": own.by_gelu or nan,
+        "saving_architecture": own.one_gelu or nan,
         "impossible": possible.count(False),
         "minutes": table.value(base, "latency"),
         "needed_minutes": published_bound(table, base).overlapped,

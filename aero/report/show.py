@@ -53,12 +53,12 @@ WIDTH = PAGE - 2 * _MARGIN
 rcParams.update(
     {
         "font.family": "DejaVu Sans",
-        "font.size": 8.5,
+        "font.size": 9,
         "axes.titlesize": 9,
-        "axes.labelsize": 8.5,
-        "xtick.labelsize": 8,
-        "ytick.labelsize": 8,
-        "legend.fontsize": 8,
+        "axes.labelsize": 9,
+        "xtick.labelsize": 9,
+        "ytick.labelsize": 9,
+        "legend.fontsize": 9,
         "svg.fonttype": "path",
         "svg.hashsalt": "aero",
         "figure.facecolor": "none",

@@ -45,11 +45,12 @@ class Estimate:
         return self.low is not None and self.high is not None and self.low <= value <= self.high
 
     def text(self, digits: int = 2, unit: str = "") -> str:
-        """ "3.21 [3.10, 3.32]", without the interval for one seed."""
-        unit = f" {unit}" if unit else ""
-        if not self.has_interval:
-            return f"{self.mean:.{digits}f}{unit}"
-        return f"{self.mean:.{digits}f} [{self.low:.{digits}f}, {self.high:.{digits}f}]{unit}"
+        """ "3.21 [3.10, 3.32]", without the interval for one seed; a change in "%" has its sign."""
+        mean, *ends = (
+            format(one, f"{'+z' if unit == '%' else ''}.{digits}f")
+            for one in ((self.mean, self.low, self.high) if self.has_interval else (self.mean,))
+        )
+        return mean + (f" [{', '.join(ends)}]" if ends else "") + (f" {unit}" if unit else "")
 
 
 def estimate(values: Mapping[int, float]) -> Estimate | None:

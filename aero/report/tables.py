@@ -29,7 +29,7 @@ from aero.report.costs import (
     saving,
 )
 from aero.report.results import PAPERS_CORPORA, SMOKE_TEST, Results, Run
-from aero.report.statistics import Estimate, change
+from aero.report.statistics import Estimate, change, failed
 from aero.report.verdicts import PAPER_DIMENSIONS
 from aero.two_party.program.optimizations import AS_PUBLISHED
 
@@ -301,7 +301,7 @@ def perplexities(results: Results, address: str) -> pd.DataFrame:
         runs = results.seeds(cell.row.trained.get(column.training, ""))
         compared = by_cell.get((cell.row.name, column.key))
         found = change(results, compared.run, compared.base_run, compared.base) if compared else None
-        failed = sum(run.diverged for run in runs)
+        worse = sum(failed(results, run) for run in runs)
         lines.append(
             {
                 "configuration": cell.row.name + (f", {column.training}" if column.training else ""),
@@ -309,7 +309,7 @@ def perplexities(results: Results, address: str) -> pd.DataFrame:
                 "measured": cell.text or "–",
                 "change %, published": (compared.published or "–") if compared else "baseline",
                 "measured ": "baseline" if found is None else _signed(found.estimate),
-                "seeds": f"{len(runs)}, {failed} diverged" if failed else str(len(runs)),
+                "seeds": f"{len(runs)}, {worse} failed" if worse else str(len(runs)),
             }
         )
     return pd.DataFrame(lines)

@@ -281,4 +281,5 @@ def distribution_shift(results: Results, pairs: dict[str, list[str]]) -> Measure
             for r in results.seeds(run)
             if r.entropy and r.seed in others
         }
-    return of_trainings(results, (run for pair in pairs.values() for run in pair), shifts, digits=3)
+    runs = (run for pair in pairs.values() for run in pair)
+    return of_trainings(results, runs, shifts, digits=3, unit="of the bound")

@@ -150,9 +150,9 @@ def test_the_largest_scale_with_two_common_seeds_and_a_passing_control_decides(m
     assert "fails" in decide(results(*desk, more), claim).evidence
     monkeypatch.setattr(claims, "gate", lambda *_: "")
     found = decide(results(*laptop, *desk), claim)
-    assert found.scale == "laptop" and "at scale desk, with too few seeds for a verdict: 20.00 %" in found.evidence
+    assert found.scale == "laptop" and "at scale desk, with too few seeds for a verdict: +20.00 %" in found.evidence
     found = decide(results(*laptop, *desk, more), claim)
-    assert found.scale == "desk" and found.measured.startswith("20.00 [")
+    assert found.scale == "desk" and found.measured.startswith("+20.00 [")
     found = decide(results(*(run(r.name, r.seed, 5, "smoke") for r in laptop), scale="laptop"), claim)
     assert (found.scale, found.verdict) == ("laptop", "not testable here")
     assert decide(results(*desk), "t4-counts").verdict == "reproduced"  # compares no runs

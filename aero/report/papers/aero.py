@@ -161,7 +161,7 @@ def perplexity_changes(results: Results) -> Figure:
         found = compared.estimate
         if found is None:
             why = "training failed" if compared.failed else "not measured"
-            axes.text(0.98, place, why, va="center", ha="right", color=MUTED, style="italic", fontsize=7.5)
+            axes.text(0.98, place, why, va="center", ha="right", color=MUTED, style="italic", fontsize=9)
             continue
         if found.has_interval:
             ends = [1 + end / 100 for end in (found.low, found.high)]
@@ -307,7 +307,7 @@ def _flops(results: Results, models: Mapping[str, Sizes]) -> Figure:
     figure, panels = subplots(len(models) // 4, 4, height=0.35 + 1.1 * len(models) / 4, squeeze=False)
     for panel, (name, sizes) in zip(panels.flat, models.items(), strict=True):
         _flops_bars(panel, sizes)
-        panel.set_title(f"{name}: L={sizes.layers}, d={sizes.width}", fontsize=8)
+        panel.set_title(f"{name}\nL={sizes.layers}, d={sizes.width}")
     for panel in panels[:, 0]:
         panel.set_ylabel("GFLOPs")
     for panel in panels[-1]:
@@ -330,7 +330,7 @@ def _flops_bars(panel: Axes, sizes: Sizes) -> None:
     panel.bar(places, ffn, 0.72, color=AS_WRITTEN, label="feed-forward network")
     panel.bar(places, attention, 0.72, bottom=ffn, color=PUBLISHED, label="attention")
     for place, total, counted_ in zip(places, ffn + attention, counts, strict=True):
-        panel.text(place, total, f"{100 * counted_.ffn_share:.0f}", ha="center", va="bottom", fontsize=6.5)
+        panel.text(place, total, f"{100 * counted_.ffn_share:.0f}", ha="center", va="bottom", fontsize=8)
     equal = float(np.log2(crossover(sizes.width) / CONTEXTS[0]))
     if equal < len(CONTEXTS) - 0.5:
         panel.axvline(equal, color=INK, linewidth=0.9, linestyle=":")

@@ -17,6 +17,8 @@ from matplotlib.figure import Figure
 from aero.architecture import parse
 from aero.entropy import causal_bound
 from aero.published import load
+from aero.records import read_csv
+from aero.report import statistics
 from aero.report.papers.panels import (
     DEPTH,
     ENTROPY,
@@ -80,7 +82,7 @@ def figure_6(results: Results) -> Figure:
     figure, (counts, heads_panel) = subplots(1, 2, height=1.9, width_ratios=(2.2, 1))
     overflow_map(figure, counts, results, "sm", "(a) SM, values beyond float16")
     counts.set_ylabel("layer")
-    heads_panel.set_title("(b) SM", fontsize=8)
+    heads_panel.set_title("(b) SM")
     norm = causal_norm(results, ["sm"])
     heatmap(heads_panel, heads(results, "sm"), norm)
     heads_panel.set_xlabel("head")
@@ -94,7 +96,7 @@ def figure_10(results: Results) -> Figure:
     trained = results.first(REGULARISED)
     thresholds = learned(trained, "thresholds")  # (L, H)
     for panel, title in zip(panels, ("(a) thresholds", "(b) mean over heads", "(c) variance over heads"), strict=True):
-        panel.set_title(title, fontsize=8)
+        panel.set_title(title)
         if thresholds is None:
             no_data(panel, "not measured")
     if thresholds is None:
@@ -217,7 +219,7 @@ def failures_over_training(results: Results) -> Figure:
     figure, panels = subplots(1, len(FAILURES), height=1.7, sharey=True)
     norm = Normalize(0, 1)
     for panel, run in zip(panels, FAILURES, strict=True):
-        panel.set_title(notation(results, run), fontsize=8)
+        panel.set_title(notation(results, run))
         entropy = logged(results, run, "entropy")
         if entropy.empty:
             no_data(panel, "not measured")
@@ -239,7 +241,7 @@ def by_position(results: Results) -> Figure:
     figure, panels = subplots(1, len(POSITION_RUNS), height=1.7, sharey=True)
     layers = 12
     for panel, run in zip(panels, POSITION_RUNS, strict=True):
-        panel.set_title(notation(results, run), fontsize=8)
+        panel.set_title(notation(results, run))
         means = heads(results, run, "by_position")  # (L, T)
         if means is None:
             no_data(panel, "not measured")
@@ -261,7 +263,7 @@ def temperatures(results: Results) -> Figure:
     figure, panels = subplots(len(TEMPERATURE_RUNS), 2, height=2.9, width_ratios=(1, 2.2))
     for run, row in zip(TEMPERATURE_RUNS, panels, strict=True):
         for panel, name in zip(row, ("temperature_mean", "temperature_by_position"), strict=True):
-            panel.set_title(notation(results, run), fontsize=8)
+            panel.set_title(notation(results, run))
             values = learned(results.first(run), name)  # (L, H) or (L, T)
             if values is None:
                 no_data(panel, "not measured")
@@ -321,20 +323,37 @@ def _temperatures(trained: Run) -> list[dict[str, object]]:
 
 
 def parts(results: Results) -> pd.DataFrame:
-    """What temperature and regulariser do to the perplexity of SM+ScFuFFN, apart and together, paired by seed."""
+    """What temperature and regulariser do to the perplexity of SM+ScFuFFN, apart and together, paired by seed; without
+    failed trainings."""
     lines = []
     names = ("neither", "temperature", "regulariser", "both")
     for run, name in zip(PARTS, names, strict=True):
-        own, found = estimate(results.perplexity(run)), change(results, run, "sm-scfuffn").estimate
+        own, found = estimate(statistics.trained(results, run)), change(results, run, "sm-scfuffn").estimate
+        worse = sum(statistics.failed(results, one) for one in results.seeds(run))
         lines.append(
             {
                 "added to SM+ScFuFFN": name,
                 "perplexity": "–" if own is None else f"{own.mean:.2f}",
                 "change, %": "–" if found is None or run == "sm-scfuffn" else found.text(1),
-                "seeds": str(len(results.seeds(run))),
+                "seeds": f"{len(results.seeds(run))}" + (f", {worse} failed" if worse else ""),
             }
         )
     return pd.DataFrame(lines)
+
+
+def finetuned(results: Results) -> pd.DataFrame:
+    """A pretrained model before and after a short fine-tuning, by the weight of the penalty."""
+    return pd.DataFrame(
+        {
+            "training": f"λ = {float(line['lambda']):g}" if line["lambda"] else "none",
+            "tokens": line["tokens"] or "0",
+            "perplexity": f"{float(line['perplexity']):.2f}",
+            "entropy / bound": f"{float(line['entropy']):.3f}",
+            "overloaded, %": f"{100 * float(line['overloaded']):.1f}",
+            "collapsed, %": f"{100 * float(line['collapsed']):.1f}",
+        }
+        for line in read_csv(results.root / "results/bench/finetune.csv")
+    )
 
 
 def change_of_heads(results: Results) -> pd.DataFrame:

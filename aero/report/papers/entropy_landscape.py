@@ -151,7 +151,7 @@ def figure_1(results: Results) -> Figure:
     norm = causal_norm(results, found)
     figure, panels = subplots(1, 4, height=2.3, subplot_kw={"projection": "3d", "computed_zorder": False})
     for panel, (run, name) in zip(panels, SURFACES.items(), strict=True):
-        panel.set_title(name if run in found else f"{name}: not measured", fontsize=8, y=0.95, loc="center")
+        panel.set_title(name if run in found else f"{name}: not measured", y=0.95, loc="center")
         if run not in found:
             continue
         layers, count = found[run].shape
@@ -163,8 +163,8 @@ def figure_1(results: Results) -> Figure:
         panel.set_xticks(layer_ticks(count))
         panel.set_yticks(range(2, layers + 1, max(2, layers // 3)))
         panel.tick_params(labelsize=6.5, pad=-3)
-        panel.set_xlabel("head", fontsize=7, labelpad=-8)
-        panel.set_ylabel("layer", fontsize=7, labelpad=-6)
+        panel.set_xlabel("head", fontsize=8, labelpad=-8)
+        panel.set_ylabel("layer", fontsize=8, labelpad=-6)
         for axis in (panel.xaxis, panel.yaxis, panel.zaxis):
             axis.pane.set_visible(False)
     return figure
@@ -179,7 +179,7 @@ def figure_2(results: Results) -> Figure:
     figure, panels = subplots(2, len(MARGINS), height=3.3, sharex=True, sharey=True)
     for row, kind in zip(panels, kinds, strict=True):
         for panel, (run, name) in zip(row, MARGINS.items(), strict=True):
-            panel.set_title(f"{name}, {kind}", fontsize=8)
+            panel.set_title(f"{name}, {kind}")
             heatmap(panel, maps.get((kind, run)), norm)
         row[0].set_ylabel("layer")
     for panel in panels[1]:
@@ -204,7 +204,7 @@ def figure_3(results: Results) -> Figure:
                 if measure is not None:
                     panel.plot(range(1, len(measure) + 1), measure, "o-", color=colour, markersize=2.5, label=name)
         for panel, measure in zip(row, ("mean entropy, nats", "Gini coefficient", "W₁, nats"), strict=True):
-            panel.set_title(f"{measure}, {activation}", fontsize=8)
+            panel.set_title(f"{measure}, {activation}")
             if not panel.lines:
                 no_data(panel, "not measured")
             else:

@@ -101,7 +101,7 @@ def heatmaps(
     figure, grid = subplots(-(-len(runs) // columns), columns, height=height, squeeze=False, sharey=True)
     norm = causal_norm(results, runs)
     for panel, run, name in zip(grid.flat, runs, names or [notation(results, run) for run in runs], strict=False):
-        panel.set_title(name, fontsize=8)
+        panel.set_title(name)
         heatmap(panel, heads(results, run), norm)
         panel.set_xlabel("head")
     for panel in grid[:, 0]:
@@ -128,7 +128,7 @@ def quarter_bars(
         for place, run in enumerate(runs):
             seeds = list(results.quarters(run, maximum).values())
             if not seeds:
-                panel.text(0.02, place, "not measured", va="center", color=MUTED, style="italic", fontsize=7)
+                panel.text(0.02, place, "not measured", va="center", color=MUTED, style="italic", fontsize=8)
             left = 0.0
             for fraction, colour, ink in zip(
                 np.mean(seeds, axis=0) if seeds else (), QUARTER_COLOURS, "wwkk", strict=False
@@ -136,13 +136,13 @@ def quarter_bars(
                 panel.barh(place, fraction, 0.72, left=left, color=colour, edgecolor=PAPER, linewidth=0.6)
                 if fraction >= 0.14:
                     middle = left + fraction / 2
-                    panel.text(middle, place, f"{fraction:.0%}", ha="center", va="center", color=ink, fontsize=7)
+                    panel.text(middle, place, f"{fraction:.0%}", ha="center", va="center", color=ink, fontsize=8)
                 left += fraction
         for run, quarters, value in printed if maximum == "observed" else ():
             edge = {(3,): 1 - value, (0,): value}.get(quarters)
             if edge is not None and run in runs:
                 panel.plot([edge], [list(runs).index(run) - 0.47], marker="v", color=INK, markersize=5, clip_on=False)
-        panel.set_title(MAXIMA[maximum], fontsize=8)
+        panel.set_title(MAXIMA[maximum])
         panel.set_xlim(0, 1)
         panel.set_xticks([0, 0.25, 0.5, 0.75, 1], ["0", "¼", "½", "¾", "1"])
         panel.set_xlabel("fraction of heads")
@@ -178,7 +178,7 @@ def mean_and_range(panel: Axes, curves: Iterable[pd.Series], **line: str) -> pd.
 
 def layer_lines(panel: Axes, results: Results, run: str, name: str, quantity: str = "entropy") -> None:
     """One line a layer over training, coloured by depth; dotted: the step at which the run diverged."""
-    panel.set_title(name, fontsize=8)
+    panel.set_title(name)
     lines = logged(results, run, quantity)
     if lines.empty:
         no_data(panel, "not measured")
@@ -187,7 +187,7 @@ def layer_lines(panel: Axes, results: Results, run: str, name: str, quantity: st
         panel.plot(lines[column].dropna(), color=DEPTH(depth), linewidth=1.1)
     if (step := results.first(run).diverged_at) is not None:
         panel.axvline(step, color=INK, linewidth=0.8, linestyle=":")
-        panel.set_title(f"{name} (NaN at {step})", fontsize=8)
+        panel.set_title(f"{name} (NaN at {step})")
     panel.grid(axis="y")
 
 
@@ -216,7 +216,7 @@ def depth_bar(figure: Figure, panels: Any, layers: int) -> None:
 
 def overflow_map(figure: Figure, panel: Axes, results: Results, run: str, title: str) -> None:
     """How many values of each block's output float16 cannot hold, layer by evaluated step; none is blank."""
-    panel.set_title(title, fontsize=8)
+    panel.set_title(title)
     overflow = logged(results, run, "overflow")
     counts = overflow.to_numpy().T  # (L, evaluations)
     if not counts.size or not np.nanmax(counts) > 0:

@@ -197,7 +197,7 @@ def figure_correlation(results: Results) -> Figure:
             if method == "naive":
                 axes.plot(entropies, losses, color=colour, linewidth=0.7)
                 for p, x, y in points[:: max(1, len(points) - 1)]:
-                    axes.annotate(f"P={p}", (x, y), xytext=(3, 3), textcoords="offset points", fontsize=7)
+                    axes.annotate(f"P={p}", (x, y), xytext=(3, 3), textcoords="offset points", fontsize=8)
         axes.set_xlabel("entropy, nats")
         axes.set_title(f"{TITLES[task]}\nr {correlation_text(correlation(model, task))}", fontsize=8)
         axes.grid(color=GRID)

@@ -308,7 +308,7 @@ def _label(axes: Axes, found: Sequence[Point]) -> None:
         for point, height in zip(group, spread, strict=True):
             place = side / GB, axes.transData.inverted().transform((0, height))[1]
             axes.annotate(point.architecture, (point.bytes / GB, point.perplexity), xytext=place, va="center",
-                          ha="right" if number == 0 else "left", fontsize=7,
+                          ha="right" if number == 0 else "left", fontsize=8,
                           color=show.INK if point.front else show.MUTED,
                           arrowprops={"arrowstyle": "-", "color": show.GRID, "linewidth": 0.5})  # fmt: skip
 

@@ -82,7 +82,7 @@ def _training(results: Results, cores: Sequence[str], entropy: str) -> Figure:
         contexts = [run.metrics["context"] for runs in trained.values() for run in runs]
         row[0].set_ylabel(words)
         for panel, (column, title) in zip(row, columns.items(), strict=True):
-            panel.set_title(title, fontsize=8.5)
+            panel.set_title(title)
             panel.grid(color=GRID)
             for core, runs in trained.items():
                 mean_and_range(panel, [run.series(column) for run in runs], **line_style(core), linewidth=1.2)
@@ -120,7 +120,7 @@ def figure_4(results: Results) -> Figure:
     points |= {f"decoder, {words}": _of_decoders(results, suffix) for suffix, words in RATES.items()}
     figure, panels = subplots(1, len(points), height=2.2, sharey=True)
     for panel, (title, found) in zip(panels, points.items(), strict=True):
-        panel.set_title(title, fontsize=8.5)
+        panel.set_title(title)
         if not found:
             no_data(panel, "not measured")
             continue

@@ -342,7 +342,7 @@ def figure_9(results: Results) -> Figure:
         row[3].axhline(math.log(TOKENS), color=MUTED, linewidth=0.8, linestyle=":")
         row[3].set_ylim(0, 1.08 * math.log(TOKENS))
     for panel, title in zip(panels[0], columns.values(), strict=True):
-        panel.set_title(title, fontsize=8)
+        panel.set_title(title)
     for panel in panels[-1]:
         panel.set_xlabel("step")
     handles = [Line2D([], [], color=LAYER_COLOURS[i], label=f"layer {i + 1}") for i in range(LAYERS)]

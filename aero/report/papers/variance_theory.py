@@ -102,7 +102,7 @@ def figure_3_left(results: Results) -> Figure:
             weights = found.frame("weights", core=core, sigma=sigma)["weight"]
             panel.hist(np.maximum(weights, 1e-6), bins=np.logspace(-6, 0, 19), color=COLOURS[core])
             entropy = found.frame("controlled", core=core, sigma=sigma)["entropy"].item()
-            panel.set_title(f"σ = {sigma:g}, H = {entropy:.2f}", fontsize=8, fontweight="normal")
+            panel.set_title(f"σ = {sigma:g}, H = {entropy:.2f}", fontweight="normal")
             panel.set_xscale("log")
         row[0].set_ylabel(f"{short_name(core)}, keys")
     for panel in panels[1]:

@@ -5,7 +5,7 @@
 
 All weights are trained by transformers' Trainer, as in docs/regularize.md, on docstrings of the standard library; the
 numbers are of held-out files. Writes results/bench/finetune.csv, a line for the model as it is and for each weight
-lambda; 0 is training without the regulariser. The same steps, batches and learning rate for all; one seed.
+lambda; 0 is training without the regulariser, temperatures included. The same steps and batches for all; one seed.
 """
 
 from __future__ import annotations
@@ -30,8 +30,10 @@ from benchmarks.timing import FOLDER, load, write_lines
 
 CONTEXT, BATCH, HELD_OUT = 128, 8, 64
 """Tokens of a sequence; sequences of a step, and of the evaluation."""
-COLUMNS = ("model", "lambda", "steps", "tokens", "learning_rate", "perplexity", "entropy", "overloaded", "collapsed")
-COLUMNS = (*COLUMNS, "seconds", "load", "measured", "commit", "machine")
+COLUMNS = (
+    *("model", "lambda", "steps", "tokens", "learning_rate", "perplexity", "entropy", "overloaded", "collapsed"),
+    *("seconds", "load", "measured", "commit", "machine"),
+)
 
 
 def sequences(tokenizer: Any, split: str, count: int) -> torch.Tensor:
@@ -90,16 +92,19 @@ def main(arguments: list[str]) -> None:
     folder = given.folder or smollm2()
     tokenizer, source = AutoTokenizer.from_pretrained(folder), records.provenance()
     train, held_out = sequences(tokenizer, "train", given.steps * BATCH), sequences(tokenizer, "valid", HELD_OUT)
-    common = {"model": folder.name, "learning_rate": given.learning_rate}
-    common |= {name: source[name] for name in ("commit", "machine")}
-    lines = [evaluated(AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32), held_out) | {"steps": 0}]
-    for weight in [None, *given.weights]:
-        if weight is not None:
-            found = trained(folder, weight, train, held_out, given.learning_rate)
-            lines.append(found | {"lambda": weight, "steps": given.steps, "tokens": train.numel()})
-        lines[-1] |= common | {"load": load(), "measured": records.now()}
+    common = {"model": folder.name} | {name: source[name] for name in ("commit", "machine")}
+    lines: list[dict[str, Any]] = []
+
+    def keep(line: dict[str, Any]) -> None:
+        lines.append(common | line | {"load": load(), "measured": records.now()})
         write_lines(given.out, COLUMNS, lines)
-        print({name: lines[-1].get(name) for name in COLUMNS[1:10]}, flush=True)
+        print(line, flush=True)
+
+    keep({"steps": 0} | evaluated(AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32), held_out))
+    for weight in given.weights:
+        setting = {"lambda": weight, "steps": given.steps, "tokens": train.numel()}
+        setting["learning_rate"] = given.learning_rate
+        keep(setting | trained(folder, weight, train, held_out, given.learning_rate))
 
 
 if __name__ == "__main__":

@@ -74,7 +74,7 @@ def generation_task(party: Party, given: dict[str, Any]) -> list[dict[str, Any]]
 def measure(
     row: str, model: GPT, named: str, prefix: list[int], ids: list[int], parameters: Parameters
 ) -> list[dict[str, Any]]:
-    """One line for each pass of a session over `ids` after `prefix`, `model` (called `row`), the program `named`."""
+    """One line a pass: `ids` after the public `prefix`. row: the model's name in the file. named: the program."""
     config, context, program = model.config, len(ids), within_budget(model, named)
     passes = {True: [context - LATER, *[1] * LATER], False: [context]}
     public = PublicModel(str(model.architecture), dataclasses.asdict(config), program)
@@ -96,6 +96,8 @@ def measure(
             slots = slots_for(len(prefix) + past, config.context) if past else len(prefix)
             made = operations(model.architecture, config, program, tokens, slots or None)
             try:
+                if prefix and not past:
+                    raise ValueError("such a pass has no empty slots, which `operations` assumes")
                 needed = ((without_public(one), count) for one, count in made.items())
                 rounds = round(sum(count * costs.rounds(one.name, one.shape) for one, count in needed))
             except ValueError:  # not measured at this scale
@@ -120,6 +122,8 @@ def main(arguments: list[str]) -> None:
     parser.add_argument("--scale", default="laptop", help="laptop: GPT-2 small at T=128; smoke: a small model")
     parser.add_argument("--out", type=Path, default=PATH)
     given = parser.parse_args(arguments)
+    if bool(given.rows) == bool(given.model) or (given.prefix and not given.model):
+        parser.error("give rows, or --model FOLDER with its --prefix")
     parameters = load().at_scale(given.scale)
     for row in [given.model.name] if given.model else given.rows:
         if given.model:

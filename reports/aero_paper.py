@@ -41,7 +41,8 @@ show.table(
 #    third of it.
 # 2. ReLU does better than GELU, with LayerNorm and without. With LayerNorm the paper finds the opposite, and so does
 #    one pair of trainings at the papers' width.
-# 3. SM+R, which has no LayerNorm, does better than the GELU baseline, against the paper.
+# 3. SM+R, which has no LayerNorm, does better than the GELU baseline, and SM trains in every seed. Both are against the
+#    paper.
 # 4. The regulariser's gain over SM+ScFuFFN is smaller than the noise between seeds.
 # 5. At the papers' width, SM+G, SM+R and SM+ScFuFFN stopped within 50 steps: the gradient of the last layer was not
 #    finite. The models with LayerNorm train.
@@ -98,7 +99,8 @@ show.table(
     "Perplexity with fewer nonlinearities",
     "Change: over the table's baseline, mean over seeds paired with the baseline's; brackets: 95 % t-interval. This "
     "holds for all tables of perplexities. Failed: diverged, or worse than a bigram model of the same tokens; such a "
-    "training is not compared. Published values here: the authors' earlier repository.",
+    "training is not compared. PPL: mean over seeds that did not diverge. Published values here: the authors' "
+    "earlier repository.",
     sources=DESK["metrics"],
     published="aero/table2",
 )
@@ -215,7 +217,7 @@ show.table(
 show.table(
     aero.table_9(results),
     "Where to normalise weights",
-    "Baseline: `FFN` with WNorm; for SNorm, WNorm of the same row.",
+    "Baseline: `FFN` with the same normalisation; for `FFN` with SNorm, WNorm.",
     sources=METRICS,
     published="aero/table9",
 )

@@ -38,8 +38,8 @@ appendix.explorer(results, claims.judge(results))
 # ## Artifact
 #
 # The commands need Linux, Python 3.11, 2 cores, 8 GB of memory, 6 GB of disk and a package index, but no GPU. Scale
-# desk was trained on one all the same, because it takes days without. Times are for 2 cores. The `Dockerfile` runs the
-# same commands. Checkpoints are not in the repository: `make repro` trains them again.
+# desk was trained on a GPU; on two cores it takes days. Times are for 2 cores. The `Dockerfile` runs the same commands.
+# Checkpoints are not in the repository: `make repro` trains them again.
 
 # %%
 numbers, first, passes = claims.headline(results), tables.headline(results), tables.complete_passes(results)
@@ -59,11 +59,11 @@ found = [
      f"sum / pass {passes['GB, sum / pass'].min()} to {passes['GB, sum / pass'].max()}", "3 %"),
     ("Private logits agree with PyTorch's", "python -m stages.end_to_end", "10 min",
      f"difference at most {tables.trained_passes(results)['largest logit error'].max()}", "0.05"),
-    ("Theorem 5.1's printed derivative is wrong", "python -m stages.sensitivity_theory", "3 min",
+    ("Theorem 5.1's printed derivative is wrong", "python -m stages.sensitivity_theory", "1 min",
      f"{numbers['wrong_slopes']} of {numbers['slopes']} cases", "4.5 standard errors"),
     ("Softmax is sensitive to the learning rate", "dvc repro -s sensitivity", "3 min", "results/sensitivity", "1 %"),
     ("Trainings and entropies, scale laptop", "make repro", "33 min", "results/laptop", "exact on the same processor"),
-    ("Trainings, scale desk", "make repro SCALE=desk", "days", "results/desk", "9 % between seeds"),
+    ("Trainings, scale desk", "make repro SCALE=desk", "days", "results/desk", "2 to 22 % between seeds"),
     ("Verdicts on all claims", "make report", "1 min", "reports/claims.csv unchanged", "exact"),
     ("The whole pipeline", "make repro SCALE=smoke", "5 min", "reports/report.html", ""),
     ("Equations, parity, protocols", "make test", "11 min", "all tests pass", ""),
@@ -101,15 +101,14 @@ show.table(
 # On the HTML page they are in the explorer above, with a search box. Evidence and tests are in `reports/claims.csv`.
 
 # %%
-CLAIMS = {
-    "parallel_context": "Brackets: 95 % interval over episodes. Differences are in what is lost: negative is better."
-}
+BRACKETS = dict.fromkeys(show.PAPERS, "Brackets: 95 % interval over seeds.")
+BRACKETS["parallel_context"] = (
+    "Brackets: 95 % interval over episodes. Differences are of losses, so negative is better."
+)
 judged = claims.judge(results)
 for short, title in show.PAPERS.items():
     one = claims.table(judged, short)[["claim", "published", "measured", "verdict"]]
-    display(  # noqa: F821
-        show.table(one, f"Claims of {title}", CLAIMS.get(short, "Brackets: 95 % interval over seeds."), print_only=True)
-    )
+    display(show.table(one, f"Claims of {title}", BRACKETS[short], print_only=True))  # noqa: F821
 
 # %% [markdown]
 # ## Further figures of attention entropy

@@ -88,7 +88,7 @@ show.table(
 show.table(
     aero_entropy.finetuned(results),
     "A short fine-tuning of SmolLM2-135M with the penalty",
-    "Held-out docstrings, one seed; λ = 0: without the penalty. Entropy: mean of heads, over the causal bound.",
+    "Held-out docstrings, one seed; λ = 0: without penalty and temperatures. Entropy: mean of heads over the bound.",
     sources=["results/bench/finetune.csv"],
     command="python -m benchmarks.finetune",
 )

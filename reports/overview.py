@@ -19,17 +19,16 @@ numbers = claims.headline(results)
 
 # %%
 show.prose(
-    "1. **Bytes: reproduced.** One configuration of SPU, the framework in which the papers measured two-party "
-    "computation (version 0.9.2b0, tanh GELU, secret-shared weights), gives all {rows} printed GB within "
-    "{residual:.2f} %. Under SPU 0.9.5, AERO's cheapest row (`SM+ScFuFFNi_6`) saves {saving_stock:.2f}x; printed: "
-    "{saving:.2f}x.\n"
-    "2. **Much of the saving is the baseline's GELU.** The {saving_stock:.2f}x are {saving_gelu:.2f}x from a cheaper "
-    "GELU in the baseline times {saving_architecture:.2f}x from AERO. With both sides optimised AERO saves "
-    "{saving_optimised:.2f}x, but fusing and pruning feed-forward networks then add nothing "
+    "1. **Bytes: reproduced.** One configuration of SPU, the papers' framework for two-party computation, gives all "
+    "{rows} printed GB within {residual:.2f} %: version 0.9.2b0, tanh GELU, secret-shared weights. Under SPU 0.9.5, "
+    "AERO's cheapest row (`SM+ScFuFFNi_6`) saves {saving_stock:.2f}x; printed: {saving:.2f}x.\n"
+    "2. **Much of the saving is the baseline's GELU.** Of the {saving_stock:.2f}x, a factor of {saving_gelu:.2f} is "
+    "the baseline's costly GELU; with a known cheaper GELU there, AERO saves {saving_architecture:.2f}x. With both "
+    "sides optimised it saves {saving_optimised:.2f}x, but fusing and pruning feed-forward networks then add nothing "
     "({saving_unfused:.2f}x without them).\n"
     "3. **Minutes: impossible as printed.** {gb:.2f} GB need {needed_minutes:.1f} minutes at 100 Mbit/s even with both "
     "directions always busy; printed: {minutes:.2f}. The same holds for {impossible} of {rows} rows.\n"
-    "4. **Training: partly, in small models** (scale {scale}: width 128, {tokens:.1f}M tokens, {seeds}). Changes in "
+    "4. **Training: partly reproduced, in small models** (width {width}, {tokens:.1f}M tokens, {seeds}). Changes in "
     "perplexity, % "
     "(printed): `SM+R` over `SM+LN+G` {no_layer_norm}; `SM+ScFuFFN` over `SM+LN+G` {softmax_only}; "
     "regularised over `SM+ScFuFFN` {regularised}; regularised over `SM+LN+G`, with LayerNorm, "
@@ -46,8 +45,8 @@ show.table(
     private_tables.headline(results),
     "One private forward pass of GPT-2, T = 128",
     "GB in both directions, and how many times fewer than SM+LN+G. SM: softmax, LN: LayerNorm, G, R: GELU, ReLU; Sc, "
-    "Fu, i: feed-forward networks scaled, fused, some of them pruned. Reproduced: SPU 0.9.2b0. Optimised: this "
-    "project's program under SPU 0.9.5, which gives the logits of the last token alone.",
+    "Fu, i: feed-forward networks scaled, fused, some of them pruned. Reproduced: SPU 0.9.2b0, logits at every "
+    "position. Optimised: this project's program under SPU 0.9.5, logits of the last token.",
     sources=["results/two_party/rows.csv", "results/two_party/forensics_fits.csv"],
 )
 
@@ -68,7 +67,7 @@ show.figure(
 #   computes softmax on the causal half, and multiplies by weights outside SPU.
 # - Private answers from two processes over TLS (`aero serve`, `aero ask`), checked against PyTorch. Models are
 #   trained here, or Hugging Face folders of GPT-2, GPT-NeoX and Llama. With cached keys and values a later token costs
-#   about a fifth of the bytes of a whole pass.
+#   a ninth to a fifth of a whole pass's bytes.
 # - The savings under two further protocols, SEMI2K and ABY3, and our costs beside other systems'.
 # - Entropy and its regulariser for any causal Hugging Face model (`aero entropy`, `EntropyRegularizer`).
 
@@ -85,9 +84,9 @@ show.table(
 #
 # A small model can show that an effect exists. It cannot show that the effect is missing in a large one. *Contradicted*
 # is therefore reserved for costs, counts, theory and arithmetic; at worst, a claim about training is *opposite here*.
-# *Direction reproduced*: the sign holds, the size does not. *Undecided*: the interval contains zero. *At ceiling*: both
-# sides are nearly 0 or nearly 1. *Not testable here*: not trained, or its baseline is worse than n-gram models. All
-# claims are in the appendix, with a search box on the HTML page.
+# *Direction reproduced*: the direction holds; the size does not, or none is claimed. *Undecided*: within noise, or only
+# some conditions hold. *At ceiling*: both sides are nearly 0 or nearly 1. *Not testable here*: not measured, failed,
+# too few seeds, or worse than n-gram models. All claims are in the appendix, with a search box on the HTML page.
 
 # %%
 paper = judged.paper.map(show.PAPERS).where(judged.group != claims.OWN, "our own")

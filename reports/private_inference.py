@@ -20,10 +20,11 @@
 # Tables compare four numbers:
 #
 # - **paper**: what AERO prints.
-# - **reproduced**: operations measured under SPU 0.9.2b0 in the one configuration that fits all published rows.
+# - **reproduced**: operations measured under SPU 0.9.2b0 in the one configuration that fits all published rows. It
+#   computes logits at every position; stock SPU and optimised compute only the last.
 # - **stock SPU**: the network as its paper defines it, under SPU 0.9.5, with weights owned by the server.
-# - **optimised**: the same network in this project's program, also under SPU 0.9.5. It computes the logits of the last
-#   token alone; the others compute those of all tokens. `@6`: the residual stream is restored before layer 6.
+# - **optimised**: the same network in this project's program, also under SPU 0.9.5. `@6`: the residual stream is
+#   restored before layer 6.
 
 # %%
 from aero.report import show
@@ -156,10 +157,10 @@ show.figure(
 # %% [markdown]
 # ## Is the saving Cheetah's?
 #
-# No. SPU runs the same networks under two protocols without homomorphic encryption, and the softmax-only rows save 2.5
-# to 3.5 times under them. SEMI2K has two parties and needs correlated randomness. Here SPU's built-in dealer supplies
-# it; its maintainers call that insecure and meant for debugging. The online bytes are counted. ABY3 has three parties,
-# no two of which may collude.
+# No. SPU runs the same networks under two protocols without homomorphic encryption. The softmax-only rows with fused
+# feed-forward networks send 2.5 to 3.5 times fewer bytes than `SM+LN+G` under them. SEMI2K has two parties and needs
+# correlated randomness. Here one of the two makes it (SPU's trusted first party), which SPU's maintainers call
+# insecure, for debugging only. Only online bytes are counted. ABY3 has three parties, no two of which may collude.
 
 # %%
 PROTOCOLS = {
@@ -188,9 +189,9 @@ show.table(
 # %% [markdown]
 # ## Other systems
 #
-# Our smallest number is of a network whose only nonlinear operation is the softmax. Like for like (`SM+LN+G`) we send
-# fewer bytes than BumbleBee, and more than BLB and EncFormer. Systems with a dealer or a third party trust more; those
-# with homomorphic encryption alone send less and compute more.
+# Our smallest number is of a network whose layers have no nonlinear operation but the softmax. Like for like
+# (`SM+LN+G`) we send fewer bytes than BumbleBee, and more than BLB and EncFormer. Systems with a dealer or a third
+# party trust more; those with homomorphic encryption alone send less and compute more.
 
 # %%
 ratios = ", ".join(f"{tables.text(ratio, 2)}x {system}" for system, ratio in figures.bytes_over_peers(results).items())
@@ -262,9 +263,9 @@ show.table(
 # %% [markdown]
 # ## What the optimised program changes
 #
-# The optimised program approximates two functions, GELU and the exponential; its logits are closer to PyTorch's than
-# those of stock SPU. All else is exact up to fixed-point rounding. Fewer squarings and bounded reciprocals approximate
-# too, and are not part of it.
+# Two optimizations of the program approximate a function, GELU or the exponential; the others are exact up to
+# fixed-point rounding. Its logits are closer to PyTorch's than those of stock SPU. Fewer squarings and bounded
+# reciprocals approximate too, and are not part of it.
 
 # %%
 show.table(

@@ -8,7 +8,7 @@
 # **What holds here.** Softmax entropy falls as the variance of the logits grows, and the entropy of the ReLU kernel
 # does not. Several printed formulas need correction, and a collapse does not always enlarge the bound on the gradient
 # (Eq. 9). In the small model, the entropy of softmax collapses at the learning rates where training becomes unstable.
-# The ReLU kernel has a lower sensitivity than softmax in every seed, but it hardly trains at any rate. Neither the
+# The ReLU kernel has a lower sensitivity than softmax in every seed, but trains at even fewer rates. Neither the
 # published values nor their order were recovered.
 #
 # **Setting not recovered.** The paper omits the width, residual connections, initialisation, steps and data of its
@@ -39,8 +39,8 @@ DECODER = [f"results/{results.scale}/{name}.jsonl" for name in ("metrics", "curv
 show.table(
     variance_sensitivity.table_1(results),
     "Sensitivity to the learning rate",
-    "Measured: losses clipped at the initial loss, then averaged over five seeds; brackets: 95 % of all resamples of "
-    "seeds. A rate trains if its final loss is below half of that of predicting 0. A low value can mean that a core "
+    "Measured: losses clipped at the initial loss, then averaged over five seeds; brackets: 95 % bootstrap interval. "
+    "A rate trains if its final loss is below half of that of predicting 0. A low value can mean that a core "
     "hardly learns at any rate.",
     sources=SWEEP,
     command=TRAIN,
@@ -140,7 +140,7 @@ show.table(
     variance_search.table_nearest(results),
     "The nearest setting",
     f"Nearest: {variance_search.nearest_setting(results)}. It is the best of hundreds of readings by one seed, so five "
-    "fresh seeds are the fair comparison. All equal: a table without any difference between the cores.",
+    "fresh seeds are the fair comparison. All equal: every core gets the mean of the published values.",
     sources=SEARCH,
     command="python -m stages.sensitivity_search --nearest",
 )

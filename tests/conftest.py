@@ -4,8 +4,13 @@ import os
 
 # Two workers on two cores: more threads would only wait for each other.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
-# Compiling takes longer than running what tests compile.
-os.environ.setdefault("XLA_FLAGS", "--xla_backend_optimization_level=0 --xla_llvm_disable_expensive_passes=true")
+
+
+def pytest_configure(config):
+    """Compile quickly rather than well: most of the default tests run what they compile once. The slow ones do not."""
+    if "not slow" in config.option.markexpr:
+        flags = "--xla_backend_optimization_level=0 --xla_llvm_disable_expensive_passes=true"
+        os.environ.setdefault("XLA_FLAGS", flags)
 
 
 def pytest_collection_modifyitems(items):

@@ -1,4 +1,5 @@
-"""Imports point one way and form no cycle, functions stay short, and nothing is unpickled or evaluated."""
+"""Imports point one way and form no cycle, functions stay short, nothing is unpickled or evaluated, and the commands
+that the report names exist."""
 
 import ast
 import re

@@ -202,10 +202,7 @@ def headline(results: Results) -> dict[str, Any]:
 
     def difference(run: str, against: str) -> str:
         found, published = change(trained, run, against).estimate, printed_changes.get((run, against))
-        shown = "not measured"
-        if found is not None:
-            interval = f" [{found.low:+z.0f}, {found.high:+z.0f}]" if found.has_interval else ""
-            shown = f"{found.mean:+z.0f}{interval}"
+        shown = "not measured" if found is None else found.text(0, signed=True)
         return shown if published is None else f"{shown} ({published:+.0f})"
 
     context = table.dimensions["context"]
@@ -228,6 +225,7 @@ def headline(results: Results) -> dict[str, Any]:
         "scale": trained.scale,
         "seeds": f"{len(seeds)} seed{'' if len(seeds) == 1 else 's'}",
         "tokens": seeds[0].metrics["tokens"] / 1e6 if seeds else nan,
+        "width": seeds[0].metrics.get("model", {}).get("width", nan) if seeds else nan,
         "no_layer_norm": difference("sm-r", "sm-ln-g"),
         "softmax_only": difference("sm-scfuffn", "sm-ln-g"),
         "regularised": difference("ereg-smt-scfuffn", "sm-scfuffn"),

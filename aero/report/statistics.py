@@ -44,12 +44,10 @@ class Estimate:
     def contains(self, value: float) -> bool:
         return self.low is not None and self.high is not None and self.low <= value <= self.high
 
-    def text(self, digits: int = 2, unit: str = "") -> str:
-        """ "3.21 [3.10, 3.32]", without the interval for one seed; a change in "%" has its sign."""
-        mean, *ends = (
-            format(one, f"{'+z' if unit == '%' else ''}.{digits}f")
-            for one in ((self.mean, self.low, self.high) if self.has_interval else (self.mean,))
-        )
+    def text(self, digits: int = 2, unit: str = "", signed: bool = False) -> str:
+        """ "3.21 [3.10, 3.32]", without the interval for one seed."""
+        values = (self.mean, self.low, self.high) if self.has_interval else (self.mean,)
+        mean, *ends = (f"{value:+z.{digits}f}" if signed else f"{value:.{digits}f}" for value in values)
         return mean + (f" [{', '.join(ends)}]" if ends else "") + (f" {unit}" if unit else "")
 
 

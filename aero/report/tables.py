@@ -29,7 +29,7 @@ from aero.report.costs import (
     saving,
 )
 from aero.report.results import PAPERS_CORPORA, SMOKE_TEST, Results, Run
-from aero.report.statistics import Estimate, change, failed
+from aero.report.statistics import Change, Estimate, change, failed
 from aero.report.verdicts import PAPER_DIMENSIONS
 from aero.two_party.program.optimizations import AS_PUBLISHED
 
@@ -301,25 +301,24 @@ def perplexities(results: Results, address: str) -> pd.DataFrame:
         runs = results.seeds(cell.row.trained.get(column.training, ""))
         compared = by_cell.get((cell.row.name, column.key))
         found = change(results, compared.run, compared.base_run, compared.base) if compared else None
-        worse = sum(failed(results, run) for run in runs)
+        failures = sum(failed(results, run) for run in runs)
         lines.append(
             {
                 "configuration": cell.row.name + (f", {column.training}" if column.training else ""),
                 "PPL, published": cell.published.text or "–",
                 "measured": cell.text or "–",
                 "change %, published": (compared.published or "–") if compared else "baseline",
-                "measured ": "baseline" if found is None else _signed(found.estimate),
-                "seeds": f"{len(runs)}, {worse} failed" if worse else str(len(runs)),
+                "measured ": _change(found),
+                "seeds": f"{len(runs)}, {failures} failed" if failures else str(len(runs)),
             }
         )
     return pd.DataFrame(lines)
 
 
-def _signed(found: Estimate | None) -> str:
+def _change(found: Change | None) -> str:
     if found is None:
-        return "–"
-    interval = f" [{found.low:+z.1f}, {found.high:+z.1f}]" if found.has_interval else ""
-    return f"{found.mean:+z.1f}{interval}"
+        return "baseline"
+    return "–" if found.estimate is None else found.estimate.text(1, signed=True)
 
 
 def differences_file(results: Results) -> dict[Path, str]:

@@ -40,7 +40,7 @@ def of_trainings(
         missing = "no seed has all that is compared"
     if not missing and any(not one.has_interval for one in estimates.values()):
         missing = "one seed: no interval"
-    text = "; ".join(f"{name} {one.text(digits, unit)}".strip() for name, one in estimates.items())
+    text = "; ".join(f"{name} {one.text(digits, unit, signed=unit == '%')}".strip() for name, one in estimates.items())
     evidence = "; ".join(filter(None, (seeds(results, *runs), *parts.pop("notes", ()))))
     return trained(results, evidence, **{"text": text, "effects": estimates, "missing": missing} | parts)
 

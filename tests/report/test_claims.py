@@ -357,7 +357,7 @@ def test_a_next_token_with_a_cache(
     """The larger of two later tokens counts, in bytes as in seconds."""
     lines = [
         {"run": row, "program": "tuned", "cached": cached, "rows": new, "bytes": 1e9 * size, "seconds": 100 * time}
-        | {"logit_error": 0.01}
+        | {"logit_error": 0.01, "prompt_tokens": 126}
         for row in rows
         for cached, new, size, time in ((1, 126, 0.9, 0.9), (1, 1, bytes_, 0.1), (1, 1, 0.1, seconds), (0, 128, 1, 1))
     ]
@@ -429,5 +429,10 @@ def test_the_committed_claims_are_those_of_the_committed_results() -> None:
     for made, line in zip(judged.to_dict("records"), csv.DictReader(io.StringIO(committed)), strict=True):
         assert made == line
     assert claims.counts(judged).to_numpy().sum() == len(judged)
+    wrong = claims.contradicted(load_results(ROOT), "aero")["claim"]
+    ours = judged[judged.group == claims.OWN]["claim"]
+    assert len(wrong) and len(ours) and not set(wrong) & set(ours)
+    assert (judged[judged.claim.isin(wrong)].verdict == "contradicted").all()
+    assert claims.contradicted(load_results(ROOT), "entropy_guided")["claim"].tolist() == ["none"]
     shown = claims.table(judged, "parallel_context")
     assert len(shown) == len(load("parallel_context").claims) and len(shown.columns) == 6

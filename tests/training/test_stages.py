@@ -19,9 +19,9 @@ def project(tmp_path_factory, tokens):
 
 
 def test_a_training_and_its_entropy(project):
-    finished = stage(project, "train", "ereg-smt-scfuffn")
+    finished = stage(project, "train", "ereg-smt-scfuffni-6")
     assert finished.returncode == 0, finished.stderr
-    folder = project / "runs/default/ereg-smt-scfuffn/seed_1337"
+    (folder,) = project.glob("runs/scales/*/ereg-smt-scfuffni-6/seed_1337")
     metrics = json.loads((folder / "metrics.json").read_text())
     contract = {
         "run",
@@ -38,12 +38,12 @@ def test_a_training_and_its_entropy(project):
         "tokens_per_second",
         "provenance",
     }
-    assert contract <= set(metrics) and metrics["architecture"] == "EReg(SM(t)+ScFuFFN)"
+    assert contract <= set(metrics) and metrics["architecture"] == "EReg(SM(t)+ScFuFFNi_6)"
     assert {"commit", "machine", "torch", "corpus_sha256", "started", "seconds"} <= set(metrics["provenance"])
     assert metrics["tokens"] == 12 * 8 * 16 and metrics["eval_loss"] > 0
     entropy = json.loads((folder / "entropy.json").read_text())
     assert len(entropy["entropy_mean"]) == 7 and len(entropy["entropy_by_position"][0]) == 16
-    assert len(entropy["learned"]["alpha"]) == 7 and len(entropy["learned"]["thresholds"]) == 7
+    assert len(entropy["learned"]["alpha"]) == 1 and len(entropy["learned"]["thresholds"]) == 7
     assert sum(entropy["quarters"]["observed"]) == pytest.approx(1)
     assert len(entropy["entropy_blocks"]) == 32 and len(entropy["entropy_blocks"][0]) == 7
     assert len(entropy["learned"]["temperature_by_position"][0]) == 16 and entropy["learned"]["slopes"] is None

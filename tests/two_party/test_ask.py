@@ -156,10 +156,10 @@ def wait_until_gone(pids, within_s):
     assert wait_until(lambda: not any(Path(f"/proc/{pid}").exists() for pid in pids), within_s)
 
 
-def hugging_face(folder, family, prefix):
+def hugging_face(folder, family, outliers=False):
     """A model with biases, saved in `folder`, and its tokenizer, which has a token more than the embedding.
 
-    prefix: if there is one, the model has outliers at its first position, as GPT-2 has.
+    outliers: large values at its first position, as GPT-2 has them.
     """
     sizes = {"vocab_size": 256, "num_hidden_layers": 2, "max_position_embeddings": 24}
     model = tiny(family, bos_token_id=None, eos_token_id=None, **sizes)
@@ -167,7 +167,7 @@ def hugging_face(folder, family, prefix):
         for name, parameter in model.named_parameters():
             if name.endswith("bias"):
                 parameter.normal_(std=0.3)
-        if prefix:
+        if outliers:
             model.transformer.wpe.weight[0, 3:5] = torch.tensor([3000.0, -2000.0])
     tokenizer = save_with_tokenizer(model, folder)
     tokenizer.add_special_tokens({"pad_token": "[PAD]"})
@@ -187,7 +187,7 @@ def check_answer(found, model, tokenizer, prefix, new):
 def test_a_server_survives_killed_processes_and_answers(tmp_path, certificates, capsys):
     """In the order of one server's life: a plain client, a killed client, a killed party, an answer, Ctrl-C. Of a
     Hugging Face model with outliers at its first position, behind a public prefix."""
-    model, tokenizer = hugging_face(tmp_path, "gpt2", "<")
+    model, tokenizer = hugging_face(tmp_path, "gpt2", outliers=True)
     capsys.readouterr()  # transformers' own words
     server = Serving("--model", tmp_path, "--prefix", "<", *security(certificates, "server"))
     try:
@@ -277,7 +277,7 @@ def test_what_is_refused_before_anything_starts(path, certificates, tmp_path, ca
 
 
 def test_a_model_with_outliers_is_refused_without_a_prefix(tmp_path):
-    hugging_face(tmp_path, "gpt2", "<")
+    hugging_face(tmp_path, "gpt2", outliers=True)
     with pytest.raises(TwoPartyError, match=r"do not fit fixed point: [\d.e+]+ in \w+ \(rsqrt\) of layer 2") as caught:
         cli.main(["ask", "--model", str(tmp_path), PROMPT])
     assert "\n" not in str(caught.value)
@@ -286,7 +286,7 @@ def test_a_model_with_outliers_is_refused_without_a_prefix(tmp_path):
 @pytest.mark.slow
 @pytest.mark.parametrize("family", ["gpt2", "gpt_neox"])
 def test_the_folder_of_a_hugging_face_model_answers(family, tmp_path, capsys):
-    model, tokenizer = hugging_face(tmp_path, family, "")
+    model, tokenizer = hugging_face(tmp_path, family)
     command = ["ask", "--model", str(tmp_path)]
     with pytest.raises(ValueError, match=r"token '\[PAD\]' with id 256, but the model has only 256") as caught:
         cli.main([*command, f"{PROMPT}[PAD]"])

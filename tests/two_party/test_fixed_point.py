@@ -215,7 +215,7 @@ def test_limits_by_hand():
 
 
 def test_lattice_multiplication_has_a_smaller_range():
-    """That of its products of two processes (test_matmul.py)."""
+    """The limit that two processes show in test_matmul.py."""
     for share, right in ((0.99, True), (1.01, False)):
         _, seen = watched("lattice_linear", (jnp.full((2, 2), share * 2.0**14 / 2), jnp.ones((2, 2))), {})
         assert all(value < LIMITS[limit] for limit, value in seen) is right

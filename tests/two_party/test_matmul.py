@@ -254,7 +254,7 @@ def product_task(who, given):
 
 
 def large_product(who, value):
-    """Twice `value` multiplied by the matrix that halves it."""
+    """A product whose every entry should be `value`."""
     operation = Operation("lattice_linear", ((ROWS, INNER), (INNER, COLUMNS)))
     for name, entries, rank in (
         ("x", np.full((ROWS, INNER), 2 * value, np.float32), CLIENT),

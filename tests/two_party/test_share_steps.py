@@ -211,11 +211,13 @@ def maximum(x):
     return wide_maximum(x, 4, narrow=True)
 
 
-def bounded_task(party, values):
+def bounded_task(party, given):
     found, messages = {}, {}
-    for name, functions in (("sums", (own, bounded, own_root, bounded_root)), ("rows", (maximum,))):
-        shape = {"sums": SUMS, "rows": ROWS}[name].shape
-        party.put(name, values and values[name], shape, from_rank=CLIENT)
+    for name, values, functions in (
+        ("sums", SUMS, (own, bounded, own_root, bounded_root)),
+        ("rows", ROWS, (maximum,)),
+    ):
+        party.put(name, values if party.rank == CLIENT else None, values.shape, from_rank=CLIENT)
         for function in functions:
             for _ in range(2):
                 profile = party.run(function, [name], ["y"])
@@ -241,7 +243,7 @@ def session():
         "signs": signs,
         "squarings": np.linspace(-100.0, 0.0, 4096).astype(np.float32),
         "one sign": np.random.default_rng(2).normal(0, 10, 4096).astype(np.float32),
-        "bounded": {"sums": SUMS, "rows": ROWS},
+        "bounded": None,
     }
     relay = Relay(record=True)
     client, server = run_parties(every_task, given, None, Settings(), relay=relay)

@@ -195,7 +195,7 @@ def predicted_differences(results: Results) -> pd.DataFrame:
                 "against": notation(results, one["against"]),
                 "published, %": "–" if one["published"] is None else f"{one['published']:+g}",
                 "predicted sign": one["sign"],
-                "measured, %": "–" if measured is None else measured.text(1),
+                "measured, %": "–" if measured is None else measured.text(1, signed=True),
                 "note": found.note or f"{len(measured.seeds)} seeds",
             }
         )

@@ -323,8 +323,8 @@ def _temperatures(trained: Run) -> list[dict[str, object]]:
 
 
 def parts(results: Results) -> pd.DataFrame:
-    """What temperature and regulariser do to the perplexity of SM+ScFuFFN, apart and together, paired by seed; without
-    failed trainings."""
+    """What temperature and regulariser do to the perplexity of SM+ScFuFFN, apart and together, paired by seed. Failed
+    trainings are left out."""
     lines = []
     names = ("neither", "temperature", "regulariser", "both")
     for run, name in zip(PARTS, names, strict=True):
@@ -334,7 +334,7 @@ def parts(results: Results) -> pd.DataFrame:
             {
                 "added to SM+ScFuFFN": name,
                 "perplexity": "–" if own is None else f"{own.mean:.2f}",
-                "change, %": "–" if found is None or run == "sm-scfuffn" else found.text(1),
+                "change, %": "–" if found is None or run == "sm-scfuffn" else found.text(1, signed=True),
                 "seeds": f"{len(results.seeds(run))}" + (f", {worse} failed" if worse else ""),
             }
         )
@@ -364,6 +364,6 @@ def change_of_heads(results: Results) -> pd.DataFrame:
         for name, quarters in {"overloaded, % points": (3,), "collapsed, % points": (0,)}.items():
             sides = (results.share_of_heads(run, quarters) for run in (regularised, plain))
             found = estimate({seed: 100 * value for seed, value in difference(*sides).items()})
-            line[name] = "–" if found is None else found.text(0)
+            line[name] = "–" if found is None else found.text(0, signed=True)
         lines.append(line)
     return pd.DataFrame(lines)

@@ -149,7 +149,7 @@ def table_nearest(results: Results) -> pd.DataFrame:
     printed, measured, found, one = published(), sweep(results), search(results), best(results)
     columns = {"published": printed, "all equal": dict.fromkeys(ORDER, fmean(printed.values()))}
     if measured is not None:
-        columns["setting of Table 1"] = {core: measured.of_means(core) for core in ORDER}
+        columns["our default setting"] = {core: measured.of_means(core) for core in ORDER}
     if one is not None and found is not None:
         columns["nearest, one seed"] = found.found[one.number, one.reading]
         columns["nearest, five fresh seeds"] = one.values

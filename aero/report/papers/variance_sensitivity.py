@@ -158,8 +158,8 @@ def table_1(results: Results) -> pd.DataFrame:
         if measured is not None and core in measured.final:
             row |= {
                 "measured": measured.estimate_of_means(core).text(),
-                "clipped after averaging": measured.clipped_after(core),
-                "mean of each seed's own": measured.estimate(core).text(),
+                "averaged, then clipped": measured.clipped_after(core),
+                "per seed, then averaged": measured.estimate(core).text(),
                 f"rates that train, of {len(measured.rates)}": f"{measured.training_rates(core):.1f}",
             }
         rows.append(row)

@@ -156,12 +156,12 @@ def wait_until_gone(pids, within_s):
     assert wait_until(lambda: not any(Path(f"/proc/{pid}").exists() for pid in pids), within_s)
 
 
-def hugging_face(folder, family, outliers=False):
+def hugging_face(folder, family, outliers=False, layers=2):
     """A model with biases, saved in `folder`, and its tokenizer, which has a token more than the embedding.
 
     outliers: large values at its first position, as GPT-2 has them.
     """
-    sizes = {"vocab_size": 256, "num_hidden_layers": 2, "max_position_embeddings": 24}
+    sizes = {"vocab_size": 256, "num_hidden_layers": layers, "max_position_embeddings": 24}
     model = tiny(family, bos_token_id=None, eos_token_id=None, **sizes)
     with torch.no_grad():
         for name, parameter in model.named_parameters():
@@ -187,11 +187,11 @@ def check_answer(found, model, tokenizer, prefix, new):
 def test_a_server_survives_killed_processes_and_answers(tmp_path, certificates, capsys):
     """In the order of one server's life: a plain client, a killed client, a killed party, an answer, Ctrl-C. Of a
     Hugging Face model with outliers at its first position, behind a public prefix."""
-    model, tokenizer = hugging_face(tmp_path, "gpt2", outliers=True)
+    model, tokenizer = hugging_face(tmp_path, "gpt2", outliers=True, layers=1)
     capsys.readouterr()  # transformers' own words
     server = Serving("--model", tmp_path, "--prefix", "<", *security(certificates, "server"))
     try:
-        assert "SM+LN+G (L=2, H=4, d=32, V=256, context 24), program tuned" in server.lines[0]
+        assert "SM+LN+G (L=1, H=4, d=32, V=256, context 24), program tuned" in server.lines[0]
         assert "mutually authenticated TLS" in server.lines[0]
         plain = dial(server.address, None)
         plain.send({"hello": "without TLS"})

@@ -116,11 +116,11 @@ class EntropyRegularizer:
                 raise ValueError(message)
         rows, _ = run(model, torch.zeros(1, 1, dtype=torch.long), None, switched=True)
         heads = rows[0].entropies.shape[1]
-        thresholds = torch.full((len(rows), heads), threshold_init, device=model.device)
+        thresholds = torch.full((len(rows), heads), float(threshold_init), device=model.device)
         model.reg_threshold_weights = Learned(thresholds)
         if temperature_init is not None:
             for module in {id(row.module): row.module for row in rows}.values():
-                start = torch.full((heads, context), temperature_init, device=next(module.parameters()).device)
+                start = torch.full((heads, context), float(temperature_init), device=next(module.parameters()).device)
                 module.entropy_temperature = Learned(start)
         switch_attention(model)
         self.model = model

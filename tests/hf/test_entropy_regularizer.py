@@ -325,6 +325,12 @@ def test_parameter_groups_decay_matrices_only(name):
     assert len(decayed["params"]) + len(others["params"]) == len(list(model.parameters()))
 
 
+def test_whole_numbers_start_thresholds_and_temperatures():
+    _, regularizer = regularised(threshold_init=1, temperature_init=1)
+    for tensor in (regularizer.thresholds, *regularizer.temperatures):
+        assert tensor.dtype == torch.float32 and (tensor == 1).all()
+
+
 @pytest.mark.parametrize(
     ("settings", "message"),
     [

@@ -13,6 +13,7 @@ replacing the lines of the same row and program.
 from __future__ import annotations
 
 import argparse
+import contextlib
 import dataclasses
 import os
 import time
@@ -95,13 +96,11 @@ def measure(
                 plain = model(torch.tensor([prefix + ids[: past + tokens]]))[0, -1].numpy()
             slots = slots_for(len(prefix) + past, config.context) if past else len(prefix)
             made = operations(model.architecture, config, program, tokens, slots or None)
-            try:
-                if prefix and not past:
-                    raise ValueError("such a pass has no empty slots, which `operations` assumes")
-                needed = ((without_public(one), count) for one, count in made.items())
-                rounds = round(sum(count * costs.rounds(one.name, one.shape) for one, count in needed))
-            except ValueError:  # not measured at this scale
-                rounds = ""
+            rounds: int | str = ""
+            # A pass right after a prefix has no empty slots, which `operations` assumes; others may not be measured.
+            with contextlib.suppress(ValueError):
+                needed = ((without_public(one), count) for one, count in made.items() if past or not prefix)
+                rounds = round(sum(count * costs.rounds(one.name, one.shape) for one, count in needed)) or ""
             line = {"run": row, "program": named, "cached": int(cached), "pass": index, "prompt_tokens": counts[0]}
             line |= {"layers": config.layers, "width": config.width, "vocabulary": config.vocabulary, "rows": tokens}
             line |= {"past": past, "slots": slots, "bytes": profile.bytes, "rounds": rounds}

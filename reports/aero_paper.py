@@ -44,7 +44,7 @@ show.table(
 # 3. SM+R, which has no LayerNorm, does better than the GELU baseline, and SM trains in every seed. Both are against the
 #    paper.
 # 4. The regulariser's gain over SM+ScFuFFN is smaller than the noise between seeds. Over SM+LN+G, with LayerNorm, it
-#    raises perplexity by 12 %, where the paper finds 19 % less.
+#    raises perplexity, against the paper.
 # 5. At the papers' width, SM+G, SM+R and SM+ScFuFFN stopped within 50 steps: the gradient of the last layer was not
 #    finite. The models with LayerNorm train.
 #

@@ -232,3 +232,15 @@ def test_fine_tuning_learns_and_the_penalty_moves_entropy(tmp_path):
     before, plain, penalised = read_csv(out)
     assert float(plain["perplexity"]) < float(before["perplexity"])
     assert abs(float(penalised["entropy"]) - float(plain["entropy"])) > 0.001 and penalised["lambda"] == "0.1"
+
+
+@pytest.mark.slow
+def test_next_tokens_of_a_hugging_face_model_are_pytorchs(tmp_path, monkeypatch):
+    monkeypatch.chdir(ROOT)
+    model = tiny("llama", vocab_size=256, max_position_embeddings=64, bos_token_id=None, eos_token_id=None)
+    save_with_tokenizer(model, tmp_path / "tiny")
+    generation.main(["--model", str(tmp_path / "tiny"), "--prefix", "<", "--out", str(tmp_path / "found.csv")])
+    lines = read_csv(tmp_path / "found.csv")
+    assert [(line["rows"], line["past"]) for line in lines] == [("14", "0"), ("1", "14"), ("1", "15"), ("16", "0")]
+    assert all(float(line["logit_error"]) < 0.02 for line in lines)
+    assert float(lines[1]["bytes"]) < float(lines[-1]["bytes"])

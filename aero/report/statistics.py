@@ -131,6 +131,13 @@ def failed(results: Results, run: Run) -> bool:
     return run.diverged or not run.perplexity <= bigrams
 
 
+def seed_count(results: Results, run: str) -> str:
+    """How many seeds a run has, and how many of them failed: "3, 1 failed"."""
+    runs = results.seeds(run)
+    failures = sum(failed(results, one) for one in runs)
+    return f"{len(runs)}, {failures} failed" if failures else str(len(runs))
+
+
 def trained(results: Results, run: str) -> dict[int, float]:
     """Evaluation perplexity by seed, failed trainings left out."""
     return {one.seed: one.perplexity for one in results.seeds(run) if not failed(results, one)}

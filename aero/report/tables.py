@@ -29,7 +29,7 @@ from aero.report.costs import (
     saving,
 )
 from aero.report.results import PAPERS_CORPORA, SMOKE_TEST, Results, Run
-from aero.report.statistics import Change, Estimate, change, failed
+from aero.report.statistics import Change, Estimate, change, seed_count
 from aero.report.verdicts import PAPER_DIMENSIONS
 from aero.two_party.program.optimizations import AS_PUBLISHED
 
@@ -298,10 +298,8 @@ def perplexities(results: Results, address: str) -> pd.DataFrame:
         column = cell.published.column
         if column.unit != "perplexity":
             continue
-        runs = results.seeds(cell.row.trained.get(column.training, ""))
         compared = by_cell.get((cell.row.name, column.key))
         found = change(results, compared.run, compared.base_run, compared.base) if compared else None
-        failures = sum(failed(results, run) for run in runs)
         lines.append(
             {
                 "configuration": cell.row.name + (f", {column.training}" if column.training else ""),
@@ -309,7 +307,7 @@ def perplexities(results: Results, address: str) -> pd.DataFrame:
                 "measured": cell.text or "–",
                 "change %, published": (compared.published or "–") if compared else "baseline",
                 "measured ": _change(found),
-                "seeds": f"{len(runs)}, {failures} failed" if failures else str(len(runs)),
+                "seeds": seed_count(results, cell.row.trained.get(column.training, "")),
             }
         )
     return pd.DataFrame(lines)

@@ -329,13 +329,12 @@ def parts(results: Results) -> pd.DataFrame:
     names = ("neither", "temperature", "regulariser", "both")
     for run, name in zip(PARTS, names, strict=True):
         own, found = estimate(statistics.trained(results, run)), change(results, run, "sm-scfuffn").estimate
-        worse = sum(statistics.failed(results, one) for one in results.seeds(run))
         lines.append(
             {
                 "added to SM+ScFuFFN": name,
                 "perplexity": "–" if own is None else f"{own.mean:.2f}",
                 "change, %": "–" if found is None or run == "sm-scfuffn" else found.text(1, signed=True),
-                "seeds": f"{len(results.seeds(run))}" + (f", {worse} failed" if worse else ""),
+                "seeds": statistics.seed_count(results, run),
             }
         )
     return pd.DataFrame(lines)

@@ -20,6 +20,7 @@ from aero.two_party.program.operations import Operation
 from benchmarks import (
     faults,
     finetune,
+    generation,
     gpu,
     pipeline,
     regularized_step,

@@ -2,7 +2,8 @@
 
 Importing this module sets matplotlib's defaults; make a figure by `subplots`. The colours are Okabe and Ito's, safe for
 colour-blind readers; the page replaces INK, GRID, PAPER and MUTED by the reader's light or dark scheme. The page and
-the PDF are made of the same HTML. Titles, captions and cells are escaped; `code` works in titles and captions.
+the PDF are made of the same HTML. Jinja2 and pandas escape titles, captions and cells; `code` works in titles and
+captions.
 """
 
 from __future__ import annotations
@@ -11,11 +12,13 @@ import io
 import math
 import re
 from collections.abc import Sequence
-from html import escape
+from pathlib import Path
 from typing import Any
 
+import jinja2
 import matplotlib
 import pandas as pd
+from markupsafe import escape
 
 matplotlib.use("svg")
 from matplotlib import rcParams  # noqa: E402  the backend must be chosen first
@@ -24,8 +27,6 @@ from matplotlib.axis import Axis  # noqa: E402
 from matplotlib.figure import Figure  # noqa: E402
 from matplotlib.ticker import LogFormatter, LogLocator  # noqa: E402
 
-FROM_PAGE = "../"
-"""From reports/report.html to the repository's root."""
 PAPERS = {
     "aero": "AERO",
     "entropy_guided": "Entropy-Guided Attention",
@@ -83,16 +84,21 @@ rcParams.update(
         "text.parse_math": False,  # names come from result files: a dollar sign in one is no formula
     }
 )
+_BOX = jinja2.Environment(autoescape=True).from_string(
+    (Path(__file__).parent / "assets/box.html").read_text(encoding="utf-8")
+)
 _COORDINATES = re.compile(r'(?<= d=")[^"]*|(?<= [xy]=")[^"]*|translate\([^)]*')
 _DECIMALS = re.compile(r"(\.\d\d)\d+")
 """Hundredths of a point are enough in a path; more makes the page a third larger."""
 
 
 class HTML(str):
-    """Markup that a notebook shows."""
+    """Markup, which a notebook shows and a template does not escape."""
 
     def _repr_html_(self) -> str:
         return self
+
+    __html__ = _repr_html_
 
 
 def subplots(
@@ -225,29 +231,23 @@ def _boxed(
     kind: str, content: str, title: str, caption: str, sources: Sequence[str], command: str, published: str
 ) -> HTML:
     identifier = re.sub(r"[^a-z0-9]+", "-", (published or title).lower()).strip("-")
-    return HTML(
-        f'<div class="{kind}" id="{identifier}"><div class="scroll">{content}</div>\n'
-        f'<p class="caption"><strong>{_with_code(title)}.</strong> {_with_code(caption)}</p>\n'
-        f"{_origin(sources, command, published)}</div>"
-    )
-
-
-def _with_code(text: str) -> str:
-    return re.sub(r"`([^`]+)`", r"<code>\1</code>", escape(text, quote=False))
-
-
-def _origin(sources: Sequence[str], command: str, published: str) -> str:
-    """What a figure or table was made from, folded."""
-    lines = []
     if published:
         short, place = published.split("/", 1)
         place = re.sub(r"(figure|table)_?", lambda match: f"{match[1].capitalize()} ", place)
-        lines.append(f"Published: {PAPERS.get(short, short)} {escape(place)}")
-    if sources:
-        links = (f'<a href="{FROM_PAGE}{escape(path)}">{escape(path)}</a>' for path in sources)
-        lines.append(f"Data: {', '.join(links)}")
-    if command:
-        lines.append(f"Command: <code>{escape(command)}</code>")
-    if not lines:
-        return ""
-    return f'<details class="sources"><summary>Data and command</summary><p>{"<br>".join(lines)}</p></details>\n'
+        published = f"{PAPERS.get(short, short)} {place}"
+    return HTML(
+        _BOX.render(
+            kind=kind,
+            identifier=identifier,
+            content=HTML(content),
+            title=_with_code(title),
+            caption=_with_code(caption),
+            sources=sources,
+            command=command,
+            published=published,
+        )
+    )
+
+
+def _with_code(text: str) -> HTML:
+    return HTML(re.sub(r"`([^`]+)`", r"<code>\1</code>", str(escape(text))))

@@ -3,6 +3,8 @@
 import fcntl
 import json
 import os
+import re
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -29,6 +31,26 @@ def make(folder, *arguments, status=0):
     """make, with this environment in place of an installation."""
     (folder / ".venv").is_symlink() or (folder / ".venv").symlink_to(sys.prefix)
     return run(folder, "make", "-o", ".venv/.installed", *arguments, status=status)
+
+
+def seconds_to_open(page):
+    """Until everything in a page is loaded and laid out, the second time, when the browser itself is in memory."""
+    browser = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
+    if browser is None:
+        return 0
+    around = page.with_name("around.html")
+    around.write_text(
+        f"""<iframe src="{page.name}" width="1200" height="900"></iframe><pre></pre><script>
+        onload = () => {{
+          document.querySelector("iframe").contentDocument.body.getBoundingClientRect();
+          document.querySelector("pre").textContent = performance.now();
+        }}</script>""",
+        encoding="utf-8",
+    )
+    command = (browser, "--headless", "--no-sandbox", "--disable-gpu", "--allow-file-access-from-files", "--dump-dom")
+    for _ in range(2):
+        dom = run(page.parent, *command, f"--user-data-dir={page.parent / 'profile'}", around.as_uri())
+    return float(re.search(r"<pre>([0-9.]+)</pre>", dom)[1]) / 1000
 
 
 def changed(clone):
@@ -83,8 +105,40 @@ def test_the_smoke_scale_leaves_the_tree_as_it_was(clone):
     assert "training 14 of 14" in said and said.count("git add") <= 1
     assert changed(clone) == ""
     made = clone / "build/smoke"
-    assert (made / "reports/report.html").is_file() and (made / "reports/report.pdf").is_file()
     assert "Running stage" not in run(made, "dvc", "repro")
+    page, printed = made / "reports/report.html", made / "reports/report.pdf"
+    assert page.stat().st_size < 5_000_000
+    assert 20 < int(re.search(rb"/Type/Pages/Count (\d+)", printed.read_bytes())[1]) <= 60
+    assert seconds_to_open(page) < 2
+
+
+@pytest.mark.slow
+def test_an_experiment_changes_its_settings_alone_and_can_be_undone(clone):
+    """The example of the README at scale smoke: two settings are two lines, only the changed run trains again."""
+    run(clone, "dvc", "exp", "run", "-S", "scale=smoke", "train")
+    settings = ("-S", "scale=smoke", "-S", "runs.sm.architecture=SM+R")
+    assert "training 1 of 1" in run(clone, "dvc", "exp", "run", *settings, "train")
+    assert run(clone, "git", "diff", "--numstat", "params.yaml").split() == ["2", "2", "params.yaml"]
+    shown = run(clone, "dvc", "exp", "show", "--only-changed", "--drop", "contents", "--no-pager").splitlines()
+    assert max(map(len, shown)) <= 240
+    run(clone, "git", "checkout", "-q", "params.yaml", "dvc.lock")
+    assert changed(clone) == ""
+
+
+@pytest.mark.slow
+def test_trained_runs_travel_through_a_remote(clone, tmp_path):
+    """As the README says: a remote is added by `dvc remote add -d`; the trained runs come back from it."""
+    run(clone, "dvc", "exp", "run", "-S", "scale=smoke", "train")
+    run(clone, "dvc", "remote", "add", "--local", "-d", "shared", str(tmp_path / "remote"))
+    run(clone, "dvc", "push", "train")
+    weights = sorted((clone / "runs/default").rglob("checkpoint.safetensors"))
+    kept = [path.read_bytes() for path in weights]
+    shutil.rmtree(clone / "runs/default")
+    shutil.rmtree(clone / ".dvc/cache")
+    run(clone, "dvc", "pull", "train")
+    assert kept and [path.read_bytes() for path in weights] == kept
+    run(clone, "git", "checkout", "-q", "params.yaml", "dvc.lock")
+    assert changed(clone) == ""
 
 
 def test_an_archive_without_git_works(clone, tmp_path):

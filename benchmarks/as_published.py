@@ -2,10 +2,11 @@
 
     python -m benchmarks.as_published [--figure15 | --lattice] [--minutes M]
 
-The rows of Tables 4 to 7 at their own sizes, those of He & Hofmann as published alone. Every operation of the programs
-is measured by the same command, three times at T=128 and once beyond, since seconds of different days cannot be
-compared. Writes results/two_party/fitted_ops.csv and fitted_rows.csv after every few operations and goes on where it
-was stopped; about an hour and a half on 2 cores. Rounds are taken from other files where the operation is the same.
+The rows of Tables 4 to 7 at their own sizes; He & Hofmann's with the program `as_published` only. Every operation of
+the programs is measured by the same command, three times at T=128 and once beyond, since seconds of different days
+cannot be compared. Writes results/two_party/fitted_ops.csv and fitted_rows.csv after every few operations and resumes
+where it stopped; about an hour and a half on 2 cores. Rounds are taken from other files where the operation is the
+same.
 
 --figure15: the rows of Figure 15, as published and stock, into fitted_figure15_*.csv. Ten minutes.
 --lattice: stock, optimised within SPU, and optimised, into lattice_*.csv. 45 minutes.

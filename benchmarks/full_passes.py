@@ -3,10 +3,10 @@
     python -m benchmarks.full_passes SM+ScFuFFN SM+LN+R SM+LN+G --programs tuned as_written
     python -m benchmarks.full_passes                        # compose all entries again
 
-A pass takes 10 to 40 minutes; its seconds mean something on an otherwise idle machine only, and the load is in the
-file. Weights are drawn as before training, with embeddings, queries and keys wider, so that attention is not uniform:
-bytes do not depend on weights. Appends to results/two_party/full_passes.json after every pass and skips what is there.
-Compositions are of results/two_party/ops.csv, and of savings_ops.csv for what that lacks.
+A pass takes 4 to 45 minutes. Its seconds count only on an otherwise idle machine; the load is in the file. Weights are
+random, those of embeddings, queries and keys larger than before training, so that attention is not uniform. Bytes do
+not depend on weights. Appends to results/two_party/full_passes.json after every pass and skips what is there.
+Compositions use results/two_party/ops.csv, and savings_ops.csv for operations that it lacks.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""The pipeline itself: how long it takes to find nothing to do, and what a second job gains.
+"""The pipeline itself: how long DVC takes when nothing is to be done, and how much a second job helps.
 
     python -m benchmarks.pipeline [--scale smoke]
 

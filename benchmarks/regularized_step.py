@@ -1,12 +1,12 @@
-"""A training step with the entropy regulariser: this project's against the way of the papers' authors.
+"""A training step with the entropy regulariser: this project's and the papers' authors'.
 
     python -m benchmarks.regularized_step [--repeats N] [--threads N] [--widths 128 768]
 
 Theirs: Hugging Face's GPT-2 with `output_attentions=True`, which takes its eager attention, and Algorithm 1 as it is
-listed, a loop over layers and heads with log(A + 1e-9). Ours: `EReg(SM+LN+G)` with the reading `head_mean`. Beside
-them both without the regulariser. Same weights, batch, threads and optimiser; losses and penalties are compared. Memory
-is what a fresh process needs for one forward and backward pass beyond model and libraries.
-Writes results/bench/regularized_step.json.
+listed, a loop over layers and heads with log(A + 1e-9). Ours: `EReg(SM+LN+G)` with the reduction `head_mean`. Both are
+also timed without the regulariser. Same weights, batch, threads and optimiser; losses and penalties are compared.
+Memory is what a fresh process needs for one forward and backward pass beyond model and libraries. Writes
+results/bench/regularized_step.json.
 """
 
 from __future__ import annotations

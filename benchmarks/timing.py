@@ -1,6 +1,6 @@
 """Timings that can be compared, and provenance: each side in a process of its own, their steps taken in turn.
 
-Each side so has its own allocator, threads and settings, and both meet the same load of the machine. A side gives a
+So each side has its own allocator, threads and settings, and both run under the same load. A side gives a
 median with its lowest and highest value; two sides give the ratio of each pair of repeats.
 """
 

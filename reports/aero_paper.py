@@ -61,7 +61,7 @@ show.table(
     "Differences in perplexity, predicted and measured",
     "Mean over seeds, paired; brackets: 95 % t-interval.",
     sources=["results/desk/predictions.yaml", "results/desk/metrics.jsonl"],
-    command="make repro SCALE=desk",
+    command="make all SCALE=desk",
 )
 
 # %%
@@ -70,7 +70,7 @@ show.figure(
     "Perplexity against n-gram models",
     "Mean and range over seeds. Dotted: modified Kneser-Ney models counted on as many tokens.",
     sources=["results/desk/metrics.jsonl", "results/desk/ngrams.csv"],
-    command="make repro SCALE=desk",
+    command="make all SCALE=desk",
 )
 
 # %%

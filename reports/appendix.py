@@ -64,7 +64,7 @@ found = [
     ("Softmax is sensitive to the learning rate", "dvc repro -s sensitivity", "3 min", "results/sensitivity", "1 %"),
     ("Trainings and entropies, scale laptop", "make repro", "under 33 min",
      "results/laptop", "exact on the same processor"),
-    ("Trainings, scale desk", "make repro SCALE=desk", "days", "results/desk", "intervals over seeds"),
+    ("Trainings, scale desk", "make all SCALE=desk", "days", "results/desk", "intervals over seeds"),
     ("Verdicts on all claims", "make report", "1 min", "reports/claims.csv unchanged", "exact"),
     ("The whole pipeline", "make repro SCALE=smoke", "3 min", "reports/report.html", ""),
     ("Equations, parity, protocols", "make test", "9 min", "all tests pass", ""),
@@ -93,8 +93,9 @@ show.table(
 #    [attention while training](#variance-sensitivity-figure11)
 # 9. What does entropy have to do with encoding a context in parallel segments?
 #    [Entropy against what is lost](#entropy-against-what-is-lost)
-# 10. How long does a private pass take, and where does the time go?
-#     [Minutes](#modelled-minutes-of-a-forward-pass), [computing](#where-the-computing-goes)
+# 10. How long does a private pass take, where does the time go, and how long does a next private token take?
+#     [Minutes](#modelled-minutes-of-a-forward-pass), [computing](#where-the-computing-goes),
+#     [next token](#a-next-token-with-cached-keys-and-values)
 
 # %% [markdown]
 # ## All claims

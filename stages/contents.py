@@ -1,7 +1,7 @@
 """Hash of the files of a folder, in its contents.json: `python -m stages.contents FOLDER`.
 
-A later stage names contents.json under `params`, not the folder under `deps`: `dvc repro --dry` needs a dependency to
-exist, and a file of parameters it does not.
+A later stage names contents.json under `params`, not the folder under `deps`: `dvc repro --dry` needs dependencies
+to exist, but not files of parameters.
 """
 
 from __future__ import annotations

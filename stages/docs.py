@@ -50,7 +50,7 @@ def scale(results: Results) -> str:
     model, seeds = run.metrics["model"], len(results.seeds("sm-ln-g"))
     return (
         f"Trainings: scale {results.scale} ({model['layers']} layers, width {model['width']}, T={model['context']}), "
-        f"{seeds} seed{'s' if seeds > 1 else ''}."
+        f"{seeds} seed{'s' if seeds > 1 else ''} of SM+LN+G."
     )
 
 
@@ -84,10 +84,12 @@ def _pretrained(results: Results) -> tuple[str, str, str, str]:
         if line["how"] == "private":
             last = line
     return (
-        f"a private next token of SmolLM2-135M after {last['tokens']} tokens is PyTorch's",
-        "`aero ask`, above; `python -m benchmarks.pretrained`",
-        f"{float(last['seconds']):.0f} s on 2 cores at load {last['load']}",
-        f"{float(last['bytes']) / GB:.2f} GB; {', '.join(f'{sum(o)} of {len(o)} {how}' for how, o in equal.items())}",
+        f"the private next token of SmolLM2-135M after {last['tokens']} tokens equals PyTorch's",
+        "`aero ask`, above",
+        f"{float(last['seconds']):.0f} s on 2 cores with a load average of {last['load']}",
+        f"{float(last['bytes']) / GB:.2f} GB; "
+        f"equal in {sum(equal['private'])} of {len(equal['private'])} private passes, "
+        f"{sum(equal['emulated'])} of {len(equal['emulated'])} emulated in the clear",
     )
 
 

@@ -21,7 +21,10 @@ from aero.report.results import SCALE_VARIABLE, Results, load
 
 def main(arguments: list[str]) -> None:
     parser = argparse.ArgumentParser(prog="python -m stages.report", description=__doc__)
-    parser.add_argument("--scale", help="training scale the report is about (default: params.yaml's if it has results)")
+    parser.add_argument(
+        "--scale",
+        help="training scale, default: that of params.yaml if it has results; claims use desk where it can decide them",
+    )
     chosen = parser.parse_args(arguments)
     parameters = load_parameters()
     if chosen.scale and chosen.scale not in parameters.scales:

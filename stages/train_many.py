@@ -1,7 +1,8 @@
 """Train many runs: `python -m stages.train_many [RUN...] [--seeds 1337 1338] [--scale SCALE] [--jobs N]`.
 
-Each is a process or, with --cluster, a job of its own. One that fails stops no other; the same command again resumes.
-Without RUN the default set is trained, as by `dvc repro`, in runs/default/; others are in runs/scales/SCALE/.
+Each training is a separate process or, with --cluster, a separate job. A failed one does not stop the others; running
+the same command again resumes. Without RUN the default set is trained, as by `dvc repro`, in runs/default/; others are
+in runs/scales/SCALE/.
 
 `python -m stages.train_limited` trains them in one process, for a time-limited machine.
 """

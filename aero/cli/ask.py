@@ -25,10 +25,11 @@ if TYPE_CHECKING:
 
 ASK = """Ask a model privately. The client learns the answer and the published description, not the weights. The server
 learns the number of tokens in the prompt and in the answer, and nothing else about them. The prompt takes one forward
-pass, each later token one row after a cache of secret-shared keys and values. --checkpoint and --model run client and
-server on this machine; --server asks an `aero serve` elsewhere."""
+pass, each later token a pass over one row, with a cache of secret-shared keys and values. --checkpoint and --model run
+client and server on this machine; --server asks an `aero serve` elsewhere."""
 SERVE = """Answer private questions one at a time, each in a new process. Prints one line for each question. Ctrl-C
-stops the server. Clients learn architecture, sizes, program, protocol settings and tokenizer, but not the weights."""
+stops the server. Clients learn architecture, sizes, program, protocol settings, tokenizer and public prefix, but not
+the weights."""
 LONGEST_WAIT_S = 1e6
 SMALL_MODEL = 20_000_000
 """Weights; smaller models do not write sense."""
@@ -63,7 +64,7 @@ def add_commands(commands: Any) -> None:
         "--listen", default="127.0.0.1:9731", metavar="HOST:PORT", help="default 127.0.0.1:9731; IPv6: [::1]:9731"
     )
     serve.add_argument(
-        "--program", default="tuned", help="tuned (default), as_written, or with one change: tuned-lattice_products"
+        "--program", default="tuned", help="tuned (default), as_written, or with changes: tuned-lattice_products"
     )
     serve.add_argument(
         "--unreviewed", action="store_true", help="use this project's own cryptography on other than loopback addresses"
@@ -80,7 +81,7 @@ def add_commands(commands: Any) -> None:
             "--prefix",
             default="",
             metavar="TEXT",
-            help="public text before every prompt (with --checkpoint): its keys and values are computed in the clear",
+            help="public text before every prompt, not with --server: its keys and values are computed in the clear",
         )
         command.add_argument("--tokenizer", help="tokenizer file (default: the one stored with the run)")
         command.add_argument(

@@ -42,7 +42,7 @@ def add_arguments(cost: argparse.ArgumentParser) -> None:
     )
     cost.add_argument(
         "--program",
-        help="tuned (default, optimised), as_written (stock SPU), or with one optimization added or removed: "
+        help="tuned (default, optimised), as_written (stock SPU), or with optimizations added or removed: "
         "tuned-lattice_products, as_written+one_qkv",
     )
     for name, what in CHANGEABLE.items():

@@ -5,7 +5,9 @@ from __future__ import annotations
 import math
 
 import pytest
+import small_models
 import torch
+from small_models import SMALL, ids
 
 from aero.architecture import parse
 from aero.attention import softmax_attention
@@ -147,23 +149,12 @@ def test_entropy_and_norm_at_the_extremes():
     ).item() == pytest.approx(1.5**0.5)
 
 
-SMALL = {"vocabulary": 40, "context": 9, "layers": 3, "heads": 2, "width": 8, "ffn_width": 32}
-
-
 def notation(core):
     return "SM+LN+G" if core == "softmax" else f"Core({core})+LN+G"
 
 
 def build(core, **changes):
-    torch.manual_seed(1)
-    model = GPT(parse(notation(core)), ModelConfig(**(SMALL | {"init_std": 0.5} | changes))).double()
-    for parameter in model.parameters():  # gains, biases and norms away from their neutral start
-        parameter.data.add_(0.1 * torch.randn_like(parameter))
-    return model.eval()
-
-
-def ids(batch=2, context=9):
-    return torch.randint(0, 40, (batch, context), generator=torch.Generator().manual_seed(2))
+    return small_models.build(notation(core), init_std=0.5, **changes).double()
 
 
 def weight_of(layer, core):

@@ -18,7 +18,6 @@ from aero.published import known_papers, load
 from aero.report import claims, verdicts
 from aero.report.papers import private_tables
 from aero.report.results import Results, Run
-from aero.report.results import load as load_results
 from benchmarks import generation
 from benchmarks.timing import write_lines
 
@@ -423,16 +422,16 @@ def test_every_claim_names_what_exists() -> None:
         assert claims.decide(nothing, claim).evidence or claims.decide(nothing, claim).measured, claim.id
 
 
-def test_the_committed_claims_are_those_of_the_committed_results() -> None:
-    judged = claims.judge(load_results(ROOT))
-    committed = (ROOT / "reports/claims.csv").read_text(encoding="utf-8")
-    for made, line in zip(judged.to_dict("records"), csv.DictReader(io.StringIO(committed)), strict=True):
+def test_the_committed_claims_are_those_of_the_committed_results(committed: Results) -> None:
+    judged = claims.judge(committed)
+    text = (ROOT / "reports/claims.csv").read_text(encoding="utf-8")
+    for made, line in zip(judged.to_dict("records"), csv.DictReader(io.StringIO(text)), strict=True):
         assert made == line
     assert claims.counts(judged).to_numpy().sum() == len(judged)
-    wrong = claims.contradicted(load_results(ROOT), "aero")["claim"]
+    wrong = claims.contradicted(committed, "aero")["claim"]
     ours = judged[judged.group == claims.OWN]["claim"]
     assert len(wrong) and len(ours) and not set(wrong) & set(ours)
     assert (judged[judged.claim.isin(wrong)].verdict == "contradicted").all()
-    assert claims.contradicted(load_results(ROOT), "entropy_guided")["claim"].tolist() == ["none"]
+    assert claims.contradicted(committed, "entropy_guided")["claim"].tolist() == ["none"]
     shown = claims.table(judged, "parallel_context")
     assert len(shown) == len(load("parallel_context").claims) and len(shown.columns) == 6

@@ -1,12 +1,12 @@
 """The training loop: schedule, a plain transcription, resumption bit for bit, divergence in order."""
 
-import dataclasses
 import math
 
 import pytest
 import torch
 
 from aero.architecture import parse
+from aero.config import TrainParameters
 from aero.model import GPT, ModelConfig
 from aero.records import csv_text, read_rows
 from aero.training import state
@@ -19,26 +19,19 @@ CONFIG = ModelConfig(vocabulary=32, context=8, layers=2, heads=2, width=16, ffn_
 REGULARIZER = Regularizer("position_sum", 0.2, 1e-3)
 
 
-@dataclasses.dataclass(frozen=True)
-class Settings:
+class Settings(TrainParameters):
     steps: int = 12
     batch_size: int = 4
-    accumulation: int = 1
     learning_rate: float = 1e-2
     betas: tuple[float, float] = (0.9, 0.999)
     epsilon: float = 1e-8
     weight_decay: float = 0.1
     clip: float | None = 1.0
     warmup: float = 0.05
-    warmup_steps: int | None = None
-    optimizer: str = "adamw"
-    schedule: str = "linear"
-    final_learning_rate: float | None = None
-    precision: str = "float32"
-    compile: bool = False
     log_every: int = 3
-    log_attention: bool = False
     evaluate_every: int = 6
+    evaluation_tokens: int = 32
+    final_evaluation_tokens: int = 32
     checkpoint_every: int = 4
 
 
@@ -359,7 +352,7 @@ def test_a_float16_training_whose_gradient_stays_infinite_ends(monkeypatch):
     assert outcome.first_nonfinite == {"step": 19, "layer": 0, "where": "gradient of weights"}
 
 
-def test_divergence_in_an_accumulated_part_is_looked_for_there():
+def test_divergence_in_an_accumulated_part_is_looked_for_there(monkeypatch):
     """The first of two micro-batches breaks the model: token 31 has an embedding that is not finite in layer 0."""
 
     class Half(Source):
@@ -371,13 +364,8 @@ def test_divergence_in_an_accumulated_part_is_looked_for_there():
             super().__init__(*arguments)
             self.token_embedding.weight.data[31] = math.inf
 
-    from aero.training import loop
-
-    original, loop.GPT = loop.GPT, Broken
-    try:
-        outcome = run(Settings(accumulation=2), "SM", Half())
-    finally:
-        loop.GPT = original
+    monkeypatch.setattr("aero.training.loop.GPT", Broken)
+    outcome = run(Settings(accumulation=2), "SM", Half())
     assert outcome.first_nonfinite == {"step": 0, "layer": None, "where": "embedding"}
     assert [outcome.rows[-1][f"overflow_layer_{layer}"] for layer in range(2)] == [4 * 8 * 16] * 2
 

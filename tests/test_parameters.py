@@ -170,10 +170,12 @@ def test_missing_or_broken_file(tmp_path):
         load(tmp_path / "params.yaml")
 
 
-def test_corpora_by_name():
+def test_corpora_by_name_and_those_of_another_scale():
     parameters = load(ROOT / "params.yaml")
-    assert parameters.corpus_called(None) == parameters.corpus and not parameters.corpus.packing
-    assert parameters.corpus_called("languini").packing and parameters.corpus_called("languini").path is None
+    assert parameters.corpus_called(None) == parameters.corpus and parameters.corpus.name == "python_stdlib"
+    assert parameters.corpus_called("languini").packing and not parameters.corpus.packing
+    gpu = parameters.at_scale("gpu").corpus_called(None)
+    assert gpu.name == "installed_python" and gpu.include_tests is parameters.corpus.include_tests
     with pytest.raises(ValueError, match="unknown corpus 'languin'; did you mean 'languini'"):
         parameters.corpus_called("languin")
 
@@ -232,13 +234,6 @@ def test_position_sum_weight_means_the_same_for_every_batch():
     assert regularizer.weight(128, 128) == pytest.approx(1e-5)
     assert regularizer.weight(16, 64) * 16 * 64 == pytest.approx(1e-5 * 128 * 128)
     assert regularizer.model_copy(update={"reduction": "head_mean"}).weight(16, 64) == pytest.approx(1e-5)
-
-
-def test_a_scale_changes_the_corpus():
-    parameters = load(ROOT / "params.yaml")
-    assert parameters.corpus_called(None) == parameters.corpus and parameters.corpus.name == "python_stdlib"
-    gpu = parameters.at_scale("gpu").corpus_called(None)
-    assert gpu.name == "installed_python" and gpu.include_tests is parameters.corpus.include_tests
 
 
 def test_tables_are_trained_whole_in_the_order_of_a_visit():

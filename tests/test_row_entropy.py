@@ -200,12 +200,14 @@ def test_gradients_are_the_same_when_backward_is_called_under_autocast(way):
         torch.testing.assert_close(given_, other, atol=0, rtol=0)
 
 
-def test_a_fused_kernel_replaces_the_matrix_at_every_context(monkeypatch):
+@pytest.mark.parametrize(("name", "value"), [("can_fuse", lambda query, value: True), ("MATRIX_UP_TO", 39)])
+def test_the_matrix_is_used_for_short_contexts_without_a_fused_kernel_only(name, value, monkeypatch):
     inputs = random_inputs(40)
-    expected = softmax_attention(*inputs, entropy=True)
+    temperature = torch.rand(3, 40) + 0.5
+    expected = softmax_attention(*inputs, temperature, entropy=True)
     monkeypatch.setattr(attention, "matrix_attention", None)  # must not be called
-    monkeypatch.setattr(attention, "can_fuse", lambda query, value: True)
-    for given_, other in zip(softmax_attention(*inputs, entropy=True), expected, strict=True):
+    monkeypatch.setattr(attention, name, value)
+    for given_, other in zip(softmax_attention(*inputs, temperature, entropy=True), expected, strict=True):
         torch.testing.assert_close(given_, other, atol=1e-5, rtol=1e-5)
 
 
@@ -302,16 +304,6 @@ def test_the_causal_block_mask_equals_that_of_create_block_mask(context):
         for row, count in enumerate(counts[0, 0].tolist()):
             mine, theirs = (getattr(mask, indices)[0, 0, row, :count].tolist() for mask in (ours, found))
             assert sorted(mine) == sorted(theirs), indices
-
-
-def test_the_matrix_is_used_for_short_contexts_only(monkeypatch):
-    inputs = random_inputs(40)
-    temperature = torch.rand(3, 40) + 0.5
-    expected = softmax_attention(*inputs, temperature, entropy=True)
-    monkeypatch.setattr(attention, "matrix_attention", None)  # must not be called
-    monkeypatch.setattr(attention, "MATRIX_UP_TO", 39)
-    for given_, other in zip(softmax_attention(*inputs, temperature, entropy=True), expected, strict=True):
-        torch.testing.assert_close(given_, other, atol=1e-5, rtol=1e-5)
 
 
 def test_kept_blocks_save_the_causal_half_and_its_logarithms():

@@ -92,16 +92,12 @@ def test_a_change_is_paired_by_seed(tmp_path: Path) -> None:
     assert (line["seeds"], line["scale"], line["unit"], line["note"]) == ("1337 1338 1339", "laptop", "%", "")
 
 
-def test_one_seed_has_no_interval(tmp_path: Path) -> None:
+@pytest.mark.parametrize(("seeds", "note"), [("1337", "one seed (1337)"), ("1337 1338 1339", "")])
+def test_a_perplexity_has_no_interval(tmp_path: Path, seeds: str, note: str) -> None:
     root = synthetic.project(tmp_path, runs=())
-    trained(root, "sm-r", s1337=10.0)
+    trained(root, "sm-r", **{f"s{seed}": 10.0 for seed in seeds.split()})
     line = next(x for x in lines(load(root), "aero_table2.csv") if x["row"] == "SM+R" and x["column"] == "Eval PPL")
-    assert line["seeds"] == "1337" and line["ci_low"] == line["ci_high"] == "" and "one seed (1337)" in line["note"]
-
-
-def test_perplexities_of_several_seeds_have_no_interval(full: Results) -> None:
-    line = next(x for x in lines(full, "aero_table2.csv") if x["row"] == "SM+R" and x["column"] == "Eval PPL")
-    assert line["seeds"] == "1337 1338 1339" and line["ci_low"] == line["ci_high"] == ""
+    assert line["seeds"] == seeds and line["ci_low"] == line["ci_high"] == "" and note in line["note"]
 
 
 def test_diverged_seeds_are_counted_in_the_note(tmp_path: Path) -> None:

@@ -13,6 +13,7 @@ from made_models import plaintext, random_model, torch_logits
 
 from aero.architecture import parse
 from aero.model import ModelConfig
+from aero.published import load
 from aero.two_party.program import nonlinear
 from aero.two_party.program.forward import forward, operations
 from aero.two_party.program.inputs import Past, at_positions, one_hot_rows
@@ -20,22 +21,7 @@ from aero.two_party.program.operations import WEIGHTS_AT_ONCE, Operation, call, 
 from aero.two_party.program.optimizations import OPTIMIZATIONS, TUNED, parse_program, program_name, toggled
 from aero.two_party.program.weights import weight_arrays, weight_shapes, within_budget
 
-ROWS = (  # of AERO Tables 2 and 4
-    "SM+LN+G",
-    "SM+LN+R",
-    "SM+LN",
-    "SM+G",
-    "SM+R",
-    "SM",
-    "SOTA(SM+ScFFN)",
-    "SOTA(SM+ScFuFFN)",
-    "SOTA(SM+ScFuFFNi_1)",
-    "SM+ScFFN",
-    "SM+ScFuFFN",
-    "SM+ScFuFFNi_6",
-    "EReg(SM(t)+ScFuFFN)",
-    "EReg(SM(t)+ScFuFFNi_6)",
-)
+ROWS = dict.fromkeys(row.name for number in "24" for row in load("aero").tables[number].rows)
 GPT2 = ModelConfig(vocabulary=50257, context=128, layers=12, heads=12, width=768, ffn_width=3072)
 PYTHIA = {"position": "rotary", "rotary_fraction": 0.5, "parallel_residual": True, "tied": False, "gelu": "exact"}
 LLAMA = {"position": "rotary", "rotary_fraction": 1.0, "rotary_base": 1e5, "qk_bias": False, "tied": False}

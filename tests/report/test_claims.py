@@ -74,23 +74,6 @@ def ungated(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.usefixtures("ungated")
-@pytest.mark.parametrize(
-    ("ratios", "verdict"),
-    [
-        ((1.188, 1.190, 1.189), "reproduced"),  # around the published +18.92 %
-        ((1.30, 1.31, 1.32), "direction reproduced"),
-        ((1.20, 0.90, 1.05), "undecided"),
-        ((0.80, 0.81, 0.79), "opposite here"),
-        ((1.30,), "not testable here"),
-        ((), "not testable here"),
-    ],
-)
-def test_change_in_perplexity(ratios: tuple[float, ...], verdict: str) -> None:
-    found = decide(perplexities(sm_ln_g=ONE[: len(ratios)], sm_g=ratios), "t2-layernorm-removal-gelu")
-    assert found.verdict == verdict
-
-
-@pytest.mark.usefixtures("ungated")
 def test_several_changes_in_one_claim() -> None:
     claim = "t8-layernorm-removal"  # +16.35 % and +6.36 %
     base = {"pythia_sm_ln_g": ONE}
@@ -306,6 +289,8 @@ def test_slopes_at_first() -> None:
         ("l-c-baselines", "contradicted", "2 of 4 alike"),  # 2.655 is not 2.56, 2.638 is not 2.41
         ("c-savings-columns", "contradicted", "44 of 48 follow"),
         ("t7-flops-ffn", "contradicted", "6 of 8 rows equal"),
+        # 145.24 GB in 30.74 min, both directions busy: 72.62e9 bytes one way in 1844.4 s
+        ("c-bandwidth", "contradicted", "23 of 35 rows impossible; aero/table7, SM+LN+G needs at least 315 Mbit/s"),
         ("t4-counts", "reproduced", "26 of 26 rows equal"),
         # ln(128!)/128 = 3.8779
         ("c-maximum-entropy", "contradicted", "T=128: 3.878 of 4.852; T=256: 4.560 of 5.545; T=512: 5.246 of 6.238"),

@@ -16,16 +16,6 @@ from aero.report.results import find_root, load
 from aero.two_party.cost import ledger
 
 
-def test_every_run_seed_and_cost_is_read(full_root: Path) -> None:
-    results = load(full_root)
-    assert results.scale == "laptop" and results.problems == ()
-    assert [run.seed for run in results.seeds("sm-r")] == [1337, 1338, 1339] and results.first("sm-r").seed == 1337
-    assert len(results.first("sm-r").entropy.mean) == 12 and results.first("sm-r").logged("entropy").shape[1] == 12
-    assert results.cost("SM+LN+G", "tuned").bytes == 6_120_000_000
-    assert results.cost("SM+LN+G", "tuned", context=256) is None
-    assert results.perplexity("sm") == {} and [run.diverged_at for run in results.seeds("sm")] == [180] * 3
-
-
 def test_a_fresh_result_replaces_the_committed_one(tmp_path: Path) -> None:
     root = synthetic.project(tmp_path, runs=("sm-r",))
     synthetic.write_run(root / "runs/default/sm-r" / "seed_1338", "sm-r", 1338, perplexity=20.0)

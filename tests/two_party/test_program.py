@@ -152,12 +152,7 @@ def test_tuned_in_the_clear_is_as_near_as_its_approximations(row):
 
 
 def test_programs_by_name():
-    assert parse_program("tuned") == (TUNED, ()) and set(OPTIMIZATIONS) - TUNED == {
-        "narrow_comparisons",
-        "fewer_squarings",
-        "wide_maxima",
-        "bounded_reciprocals",
-    }
+    assert parse_program("tuned") == (TUNED, ())
     assert parse_program("tuned+narrow_comparisons") == (TUNED | {"narrow_comparisons"}, ())
     # Split exponentials need no squaring at all.
     assert parse_program("tuned+fewer_squarings") == parse_program("tuned")
@@ -169,14 +164,9 @@ def test_programs_by_name():
         "tuned",
         "as_written",
         "as_published",
-        "tuned-one_qkv",
-        "as_written+last_row",
         "tuned@3,7",
-        "tuned-lattice_products@2",
         "tuned-lattice_products-last_row",
-        "tuned+narrow_comparisons",
         "tuned-lattice_products+narrow_comparisons@2",
-        "as_written+narrow_comparisons",
         "as_written+narrow_comparisons+fewer_squarings",
         "tuned-split_exponential+fewer_squarings",
     ):
@@ -312,13 +302,6 @@ def test_operations_after_a_cache_are_those_of_one_row():
         ("vocabulary_slice", "1x768,768x16384"): 3,
         ("vocabulary_slice", "1x768,768x1105"): 1,
     }
-
-
-def test_trace_counts_and_computes_nothing():
-    shape = jax.ShapeDtypeStruct((4, 3), np.float32)
-    counts = trace(lambda run, x: run("relu", run("relu", x)) + run("scale_public", x, factor=0.5), shape)
-    assert counts == {Operation("relu", ((4, 3),)): 2, Operation("scale_public", ((4, 3),), (("factor", 0.5),)): 1}
-    assert [operation.name for operation in sorted(counts)] == ["relu", "scale_public(factor=0.5)"]
 
 
 def test_matmul_in_slices():

@@ -7,14 +7,8 @@ from hypothesis import strategies as st
 from aero.architecture import Architecture, parse
 
 NOTATIONS = [
-    "SM+LN+G",
-    "SM+LN+R",
     "SM",
-    "SM+ScFFN",
-    "SM+ScFuFFN",
-    "SM+ScFuFFNi_6",
     "SM(t)+ScFuFFN",
-    "EReg(SM(t)+ScFuFFN)",
     "EReg(SM(t)+ScFuFFNi_6)",
     "EReg(SM+LN+G)",
     "SM+LeakyR",
@@ -75,11 +69,6 @@ def test_bad_notation_is_refused_naming_the_part(text, named):
     with pytest.raises(ValueError) as caught:
         parse(text)
     assert named in str(caught.value) and "\n" not in str(caught.value)
-
-
-def test_more_pruned_ffns_than_layers():
-    with pytest.raises(ValueError, match="cannot prune 6 FFNs of a model with 5 layers"):
-        parse("SM+ScFuFFNi_6").ffn_layers(5)
 
 
 @given(

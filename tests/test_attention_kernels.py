@@ -5,10 +5,11 @@ from __future__ import annotations
 import math
 
 import pytest
+import small_models
 import torch
+from small_models import SMALL, ids
 
 from aero.architecture import parse
-from aero.attention import softmax_attention
 from aero.attention_kernels import (
     CORES,
     GAIN_GRADIENT_LIMIT,
@@ -16,7 +17,6 @@ from aero.attention_kernels import (
     attend,
     attended,
     causal_mask,
-    frobenius_norm,
     row_entropy,
     sigma_reparam,
 )
@@ -86,28 +86,6 @@ def test_attention_without_the_matrix_equals_attention_with_it(name):
             torch.testing.assert_close(second, first, atol=1e-9, rtol=1e-8)
 
 
-def test_the_softmax_core_is_the_softmax_attention_of_the_decoder():
-    query, key, value = torch.randn(3, 2, 4, 9, 8, generator=torch.Generator().manual_seed(1))
-    expected, entropies = softmax_attention(query, key, value, entropy=True)
-    output, probabilities = attend(CORES["softmax"], query, key, value, scale=8**-0.5, allowed=causal_mask(9))
-    torch.testing.assert_close(output, expected)
-    torch.testing.assert_close(row_entropy(probabilities), entropies, atol=1e-6, rtol=1e-5)
-
-
-def test_gains_multiply_normalised_queries_and_keys_only():
-    query, key = torch.randn(2, N, D, generator=torch.Generator().manual_seed(2), dtype=torch.float64)
-    gains = (torch.tensor([2.0, 0.5, 1.0]).double(), torch.tensor([1.0, -1.0, 3.0]).double())
-    logits = (
-        torch.nn.functional.layer_norm(query, (D,))
-        * gains[0]
-        @ (torch.nn.functional.layer_norm(key, (D,)) * gains[1]).T
-    )
-    torch.testing.assert_close(attend(CORES["qk_layernorm"], query, key, key, gains)[1], logits.softmax(-1))
-    torch.testing.assert_close(
-        attend(CORES["relu"], query, key, key, gains)[1], attend(CORES["relu"], query, key, key)[1]
-    )
-
-
 def test_scale_invariance_of_the_kernels_and_of_qk_layernorm():
     """Section 5.1: ReLU and QK-LayerNorm do not see the variance of queries and keys; softmax does."""
     query, key = torch.randn(2, N, D, generator=torch.Generator().manual_seed(2), dtype=torch.float64)
@@ -135,35 +113,12 @@ def test_sigma_reparam_has_spectral_norm_gamma_and_the_gradient_of_the_exact_for
     torch.testing.assert_close(again, made)
 
 
-def test_entropy_and_norm_at_the_extremes():
-    """Proposition 5.3: uniform rows have entropy log N and norm 1, one-hot rows 0 and sqrt(N)."""
-    uniform, one_hot = torch.full((N, N), 1 / N), torch.eye(N)
-    torch.testing.assert_close(row_entropy(uniform), torch.full((N,), math.log(N)))
-    assert frobenius_norm(uniform).item() == pytest.approx(1) and row_entropy(one_hot).tolist() == [0.0] * N
-    assert frobenius_norm(one_hot).item() == pytest.approx(math.sqrt(N))
-    half = torch.tensor([[0.5, 0.5], [1.0, 0.0]])
-    assert row_entropy(half).tolist() == pytest.approx([math.log(2), 0]) and frobenius_norm(
-        half
-    ).item() == pytest.approx(1.5**0.5)
-
-
-SMALL = {"vocabulary": 40, "context": 9, "layers": 3, "heads": 2, "width": 8, "ffn_width": 32}
-
-
 def notation(core):
     return "SM+LN+G" if core == "softmax" else f"Core({core})+LN+G"
 
 
 def build(core, **changes):
-    torch.manual_seed(1)
-    model = GPT(parse(notation(core)), ModelConfig(**(SMALL | {"init_std": 0.5} | changes))).double()
-    for parameter in model.parameters():  # gains, biases and norms away from their neutral start
-        parameter.data.add_(0.1 * torch.randn_like(parameter))
-    return model.eval()
-
-
-def ids(batch=2, context=9):
-    return torch.randint(0, 40, (batch, context), generator=torch.Generator().manual_seed(2))
+    return small_models.build(notation(core), init_std=0.5, **changes).double()
 
 
 def weight_of(layer, core):

@@ -1,6 +1,6 @@
 """Input that once ended in a traceback, a hang, a wrong value, or an error without its cause; one case each.
 
-Found by `make fuzz` and by reading for it. What needs two processes is in tests/two_party/test_bad_peers.py.
+Found by `make fuzz` and by reading for it. What a peer sends: tests/two_party/test_session.py and test_tunnel.py.
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ from pathlib import Path
 import pytest
 import torch
 import yaml
+from given_documents import Documents
 from safetensors.torch import save_file
 
 from aero import checkpoint, cli
@@ -106,20 +107,13 @@ def test_yaml_that_cannot_be_read_names_the_file(tmp_path, text):
 # Token files
 
 
-class Given:
-    name = "given"
-
-    def documents(self, split):
-        return iter(["def f(x):\n    return x\n" * 4] * 3)
-
-    def manifest(self):
-        return {"name": self.name}
+TEXTS = ["def f(x):\n    return x\n" * 4] * 3
 
 
 @pytest.fixture(scope="module")
 def whole_tokens(tmp_path_factory):
     folder = tmp_path_factory.mktemp("a folder with blanks") / "token files"
-    write_tokens(Given(), train_tokenizer(Given().documents("train"), 270), folder)
+    write_tokens(Documents(TEXTS, TEXTS), train_tokenizer(TEXTS, 270), folder)
     return folder
 
 

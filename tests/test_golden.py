@@ -205,10 +205,14 @@ def test_a_small_change_of_the_recipe_is_noticed(change):
     "case", ["EReg head_mean", "SOTA(SM+ScFFN)", "SM+SNorm(QKVO+FFN)", "Core(sigma_reparam)+LN+G", "languini EReg"]
 )
 def test_a_killed_training_goes_on_bit_for_bit(case, tmp_path):
-    whole = trained(case)
+    assert_resumed_is(trained(case), case, tmp_path / "state")
+
+
+def assert_resumed_is(whole, case, path):
+    """A training that is killed at step 13 and resumed from its state in `path` ends as `whole`."""
     with pytest.raises(KeyboardInterrupt):
-        trained(case, Killed(at=13), tmp_path / "state")
-    resumed = trained(case, state_path=tmp_path / "state")
+        trained(case, Killed(at=13), path)
+    resumed = trained(case, state_path=path)
     assert curve(resumed) == curve(whole)
     state, expected = resumed.model.state_dict(), whole.model.state_dict()
     assert state.keys() == expected.keys() and all(torch.equal(state[name], expected[name]) for name in state)
@@ -220,12 +224,7 @@ def test_a_large_model_trains_alike_and_goes_on_bit_for_bit(case, tmp_path, monk
     monkeypatch.setattr(schedule, "LARGE", 1)
     whole = trained(case)
     assert deviation(curve(whole), golden()[case]) <= TOLERANCE
-    with pytest.raises(KeyboardInterrupt):
-        trained(case, Killed(at=13), tmp_path / "state")
-    resumed = trained(case, state_path=tmp_path / "state")
-    assert curve(resumed) == curve(whole)
-    state, expected = resumed.model.state_dict(), whole.model.state_dict()
-    assert all(torch.equal(state[name], expected[name]) for name in state)
+    assert_resumed_is(whole, case, tmp_path / "state")
 
 
 def renew() -> None:

@@ -103,13 +103,6 @@ def test_costs_of_uncommitted_code_are_refused_and_those_of_small_models_left(in
     assert json.loads(Path("results/two_party/end_to_end.json").read_text())[0]["scale"] == "laptop"
 
 
-def test_a_line_that_stands_twice_is_refused(tmp_path):
-    rows, path = costs(), tmp_path / "ops.csv"
-    ledger.write(path, [*rows, replace(rows[3], bytes_sent_client=1.0)], ledger.Measurement)
-    with pytest.raises(ValueError, match=rf"line {len(rows) + 2}: .* is in the file twice; measure again"):
-        ledger.read(path, ledger.Measurement)
-
-
 def test_parallel_contexts_of_uncommitted_code_are_refused(inside):
     made = METRICS["provenance"]
     path = placed(

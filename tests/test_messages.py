@@ -52,12 +52,6 @@ def test_an_error_is_one_line_and_a_status(capsys, error, status, said):
     assert ended.value.code == status and capsys.readouterr() == ("", said)
 
 
-def test_a_terminated_command_says_so():
-    code = "import os; from aero.errors import run_main; run_main(lambda _: os.kill(os.getpid(), 15), [])"
-    done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True)
-    assert done.returncode == 130 and done.stderr.startswith("error: interrupted") and done.stderr.count("\n") == 1
-
-
 @pytest.mark.parametrize("lines", [1, 100_000])
 def test_output_that_finds_no_room_or_no_reader(lines):
     """With one line nothing is written until the end."""

@@ -5,13 +5,13 @@ import math
 
 import pytest
 import torch
+from small_models import SMALL, build, ids
 
 from aero.architecture import parse
 from aero.checkpoint import load, save
 from aero.families import FAMILIES
 from aero.model import GPT, ModelConfig
 
-SMALL = {"vocabulary": 40, "context": 9, "layers": 3, "heads": 2, "width": 8, "ffn_width": 32}
 EVERY = [
     "SM+LN+G",
     "SM+LN+LeakyR(global)",
@@ -30,18 +30,6 @@ IN_EVERY_FAMILY = [
     for text in EVERY
     if not (text.startswith("SOTA") and family == "pythia")  # refused
 ]
-
-
-def build(text, **changes):
-    torch.manual_seed(1)
-    model = GPT(parse(text), ModelConfig(**(SMALL | {"init_std": 0.3, "temperature_init": 0.7} | changes)))
-    for parameter in model.parameters():  # gains, biases and norms away from their neutral start
-        parameter.data.add_(0.1 * torch.randn_like(parameter))
-    return model.eval()
-
-
-def ids(batch=2, context=9):
-    return torch.randint(0, 40, (batch, context), generator=torch.Generator().manual_seed(2))
 
 
 def test_published_sizes_of_the_families():
@@ -290,9 +278,4 @@ def test_damaged_checkpoints_are_refused(tmp_path):
         load(path)
     path.write_bytes(b"")
     with pytest.raises(ValueError, match="damaged"):
-        load(path)
-    from safetensors.torch import save_file
-
-    save_file({"x": torch.zeros(1)}, str(path))
-    with pytest.raises(ValueError, match="aero-checkpoint-1"):
         load(path)

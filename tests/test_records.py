@@ -16,7 +16,6 @@ from aero import records
 from aero.errors import UserError
 from aero.records import (
     FILES,
-    Training,
     read_rows,
     read_trainings,
     temporary,
@@ -253,7 +252,7 @@ def _git(*arguments):
 
 
 def test_files_that_belong_together_come_together_or_not_at_all(tmp_path):
-    """The last one, which describes the others, is absent while they are replaced."""
+    """That the last one is absent while the others are replaced: training/test_resume.py."""
     one, other, last = (tmp_path / name for name in ("one", "other", "last"))
     write_together({one: "1", other: b"2", last: "3"})
     assert [path.read_text() for path in (one, other, last)] == ["1", "2", "3"]
@@ -261,11 +260,6 @@ def test_files_that_belong_together_come_together_or_not_at_all(tmp_path):
         write_together({one: "4", other: "\ud800", last: "5"})
     assert sorted(path.name for path in tmp_path.iterdir()) == ["last", "one", "other"]
     assert [path.read_text() for path in (one, other, last)] == ["1", "2", "3"]
-    seen, renamed = [], os.replace
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(os, "replace", lambda a, b: (seen.append((b.name, last.exists())), renamed(a, b)))
-        write_together({one: "4", other: "5", last: "6"})
-    assert seen == [("one", False), ("other", False), ("last", False)] and last.read_text() == "6"
 
 
 WRITER = "import sys; from pathlib import Path; from aero.records import write_text; write_text(Path(sys.argv[1]), 'b')"
@@ -285,15 +279,3 @@ def test_a_second_writer_waits_for_the_first(tmp_path, monkeypatch):
     write_text(path, "a")
     assert others[0].wait(20) == 0
     assert found == [(None, "a"), "a"] and path.read_text() == "b"
-
-
-def test_a_lock_is_held_by_one_process(tmp_path):
-    with records.lock(tmp_path / "state"), pytest.raises(UserError, match="another process"):
-        with records.lock(tmp_path / "state"):
-            pass
-    with records.lock(tmp_path / "state"):
-        pass
-
-
-def test_training_is_a_value():
-    assert Training({"run": "a", "seed": 1}).key == ("a", 1)

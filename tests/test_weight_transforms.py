@@ -5,25 +5,12 @@ import math
 
 import pytest
 import torch
+from small_models import SMALL, build, ids
 
 from aero.architecture import NORMED, parse
 from aero.checkpoint import load, save
 from aero.model import GPT, ModelConfig
 from aero.weight_transforms import fold_weight_norm
-
-SMALL = {"vocabulary": 40, "context": 9, "layers": 3, "heads": 2, "width": 8, "ffn_width": 32}
-
-
-def build(text, **changes):
-    torch.manual_seed(1)
-    model = GPT(parse(text), ModelConfig(**(SMALL | {"init_std": 0.3, "temperature_init": 0.7} | changes)))
-    for parameter in model.parameters():  # gains, biases and norms away from their neutral start
-        parameter.data.add_(0.1 * torch.randn_like(parameter))
-    return model.eval()
-
-
-def ids(batch=2, context=9):
-    return torch.randint(0, 40, (batch, context), generator=torch.Generator().manual_seed(2))
 
 
 @torch.no_grad()

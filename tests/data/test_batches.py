@@ -45,13 +45,6 @@ def test_chunks_against_plain_loops(length):
     assert starts.dtype == np.int64
 
 
-def test_no_chunk_holds_an_end_of_text_unless_packed():
-    stream = stream_of([50, 3, 31, 17])
-    for packing in (False, True):
-        chunks = [stream.tokens[start : start + 4] for start in chunk_starts(stream, 4, packing)]
-        assert (EOS in np.concatenate(chunks)) is packing
-
-
 def test_an_epoch_gives_every_chunk_once_and_drops_the_rest():
     stream = stream_of([100] * 10)
     batches = Batches(stream, context=10, batch_size=8, seed=3)

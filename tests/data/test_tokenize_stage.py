@@ -33,16 +33,6 @@ def params(tmp_path, monkeypatch):
     return write
 
 
-def test_smoke_scale(params, capsys):
-    values = params()
-    tokenize_corpus.main([])
-    tokens = open_tokens("runs/tokens", verify=True)
-    limits = values["scales"]["smoke"]["tokens"]
-    assert tokens.vocabulary == limits["vocabulary"]
-    assert limits["train_bytes"] <= tokens.manifest["splits"]["train"]["bytes"] < 2 * limits["train_bytes"]
-    assert "train: " in capsys.readouterr().out
-
-
 def test_a_given_tokenizer_is_used_and_must_fit(params, tmp_path):
     train_tokenizer(["def f(x): return x\n" * 20], 260).save(tmp_path / "mine.json")
     values = params(tokenizer={"path": "mine.json"})

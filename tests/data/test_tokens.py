@@ -5,32 +5,13 @@ from __future__ import annotations
 import hashlib
 import json
 import shutil
-from dataclasses import dataclass, field
 
 import numpy as np
 import pytest
+from given_documents import Documents
 
 from aero.data.tokenizer import load_tokenizer, train_tokenizer
 from aero.data.tokens import open_tokens, write_tokens
-
-
-@dataclass
-class Documents:
-    """A corpus of given texts."""
-
-    train: list[str]
-    valid: list[str]
-    name: str = "given"
-    read: list[str] = field(default_factory=list)
-
-    def documents(self, split):
-        for text in getattr(self, split):
-            self.read.append(text)
-            yield text
-
-    def manifest(self):
-        return {"name": self.name}
-
 
 TRAIN = [f"def f_{i}(x):\n    return x + {i}\n" for i in range(100)] + ["", "é你\U0001f600"]
 VALID = ["x = 1\n", "y"]

@@ -24,6 +24,12 @@ def empty_root(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="session")
+def committed() -> Results:
+    """Of the repository: results/, and runs/ if there is one."""
+    return results_module.load(synthetic.PROJECT)
+
+
+@pytest.fixture(scope="session")
 def full(full_root: Path) -> Results:
     return results_module.load(full_root)
 

@@ -18,7 +18,6 @@ from aero.published import known_papers, load
 from aero.report import claims, verdicts
 from aero.report.papers import private_tables
 from aero.report.results import Results, Run
-from aero.report.results import load as load_results
 from benchmarks import generation
 from benchmarks.timing import write_lines
 
@@ -72,23 +71,6 @@ def ungated(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 # Perplexity -----------------------------------------------------------------------------------------------------------
-
-
-@pytest.mark.usefixtures("ungated")
-@pytest.mark.parametrize(
-    ("ratios", "verdict"),
-    [
-        ((1.188, 1.190, 1.189), "reproduced"),  # around the published +18.92 %
-        ((1.30, 1.31, 1.32), "direction reproduced"),
-        ((1.20, 0.90, 1.05), "undecided"),
-        ((0.80, 0.81, 0.79), "opposite here"),
-        ((1.30,), "not testable here"),
-        ((), "not testable here"),
-    ],
-)
-def test_change_in_perplexity(ratios: tuple[float, ...], verdict: str) -> None:
-    found = decide(perplexities(sm_ln_g=ONE[: len(ratios)], sm_g=ratios), "t2-layernorm-removal-gelu")
-    assert found.verdict == verdict
 
 
 @pytest.mark.usefixtures("ungated")
@@ -307,6 +289,8 @@ def test_slopes_at_first() -> None:
         ("l-c-baselines", "contradicted", "2 of 4 alike"),  # 2.655 is not 2.56, 2.638 is not 2.41
         ("c-savings-columns", "contradicted", "44 of 48 follow"),
         ("t7-flops-ffn", "contradicted", "6 of 8 rows equal"),
+        # 145.24 GB in 30.74 min, both directions busy: 72.62e9 bytes one way in 1844.4 s
+        ("c-bandwidth", "contradicted", "23 of 35 rows impossible; aero/table7, SM+LN+G needs at least 315 Mbit/s"),
         ("t4-counts", "reproduced", "26 of 26 rows equal"),
         # ln(128!)/128 = 3.8779
         ("c-maximum-entropy", "contradicted", "T=128: 3.878 of 4.852; T=256: 4.560 of 5.545; T=512: 5.246 of 6.238"),
@@ -423,16 +407,16 @@ def test_every_claim_names_what_exists() -> None:
         assert claims.decide(nothing, claim).evidence or claims.decide(nothing, claim).measured, claim.id
 
 
-def test_the_committed_claims_are_those_of_the_committed_results() -> None:
-    judged = claims.judge(load_results(ROOT))
-    committed = (ROOT / "reports/claims.csv").read_text(encoding="utf-8")
-    for made, line in zip(judged.to_dict("records"), csv.DictReader(io.StringIO(committed)), strict=True):
+def test_the_committed_claims_are_those_of_the_committed_results(committed: Results) -> None:
+    judged = claims.judge(committed)
+    text = (ROOT / "reports/claims.csv").read_text(encoding="utf-8")
+    for made, line in zip(judged.to_dict("records"), csv.DictReader(io.StringIO(text)), strict=True):
         assert made == line
     assert claims.counts(judged).to_numpy().sum() == len(judged)
-    wrong = claims.contradicted(load_results(ROOT), "aero")["claim"]
+    wrong = claims.contradicted(committed, "aero")["claim"]
     ours = judged[judged.group == claims.OWN]["claim"]
     assert len(wrong) and len(ours) and not set(wrong) & set(ours)
     assert (judged[judged.claim.isin(wrong)].verdict == "contradicted").all()
-    assert claims.contradicted(load_results(ROOT), "entropy_guided")["claim"].tolist() == ["none"]
+    assert claims.contradicted(committed, "entropy_guided")["claim"].tolist() == ["none"]
     shown = claims.table(judged, "parallel_context")
     assert len(shown) == len(load("parallel_context").claims) and len(shown.columns) == 6

@@ -68,18 +68,6 @@ def test_a_diverged_run_is_marked(full: Results) -> None:
     assert frame.loc["SM", "first failure"] == "NaN at step 180 in layer 12"
 
 
-def test_the_share_of_the_ffn_by_hand() -> None:
-    # GPT-2 small: FFN 16 d^2, attention 8 d^2 + 4 T d multiply-adds and additions a token: equal at T = 2 d + small
-    panel = aero.figure_20(None).axes[0]
-    shares = [float(text.get_text()) for text in panel.texts]
-    assert shares[0] > 60 and shares == sorted(shares, reverse=True) and shares[-1] < 30
-
-
-def test_steepness_and_distance_of_the_baseline(everything: Results) -> None:
-    frame = entropy_landscape.spread(everything)
-    assert frame.iloc[0]["configuration"] == "SM+LN+G" and frame.iloc[0]["W₁ from SM+LN+G"] == "0.00"
-
-
 def test_a_figure_is_the_same_text_twice(everything: Results) -> None:
     first, second = (show.svg(aero_entropy.figure_10(everything), "thresholds <of> heads") for _ in range(2))
     assert first == second and 'aria-label="thresholds &lt;of&gt; heads"' in first

@@ -17,11 +17,6 @@ TABLES = ("table_main", "table_ablation", "table_methods", "table_cost")
 FIGURES = [name for name in vars(parallel_figures) if name.startswith("figure_")]
 
 
-@pytest.fixture(scope="module")
-def results():
-    return load(ROOT, "laptop")
-
-
 @pytest.fixture
 def empty(tmp_path):
     (tmp_path / "params.yaml").write_text((ROOT / "params.yaml").read_text(encoding="utf-8"), encoding="utf-8")
@@ -29,23 +24,23 @@ def empty(tmp_path):
 
 
 @pytest.mark.parametrize("name", TABLES)
-def test_tables(name, results, empty):
+def test_tables(name, committed, empty):
     of = pc.measured if name == "table_methods" else (lambda results: results)
-    made = getattr(parallel_figures, name)(of(results))
+    made = getattr(parallel_figures, name)(of(committed))
     assert len(made) and made.shape[1] <= 6
     assert isinstance(getattr(parallel_figures, name)(of(empty)), pd.DataFrame)
 
 
 @pytest.mark.parametrize("name", FIGURES)
-def test_figures(name, results, empty):
-    made = getattr(parallel_figures, name)(results)
+def test_figures(name, committed, empty):
+    made = getattr(parallel_figures, name)(committed)
     made.canvas.draw()
     assert all(axes.has_data() for axes in made.axes)
     assert isinstance(getattr(parallel_figures, name)(empty), Figure)
 
 
-def test_committed_tables_are_those_of_the_results(results):
-    for path, text in parallel_figures.files(results).items():
+def test_committed_tables_are_those_of_the_results(committed):
+    for path, text in parallel_figures.files(committed).items():
         assert text == (ROOT / path).read_text(encoding="utf-8")
 
 

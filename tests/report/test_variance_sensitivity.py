@@ -16,7 +16,7 @@ from matplotlib.figure import Figure
 from aero.report.papers import variance_cores, variance_search, variance_sensitivity, variance_theory
 from aero.report.papers.variance_search import best, distance, nearest, nearest_trainings, repeated, share
 from aero.report.papers.variance_sensitivity import Sweep, published
-from aero.report.results import Run, load
+from aero.report.results import Run
 from aero.sensitivity.metric import ORDER, sensitivity_of_means
 from aero.sensitivity.search import Reading
 
@@ -30,16 +30,10 @@ DRAWN = [
 ]
 
 
-@pytest.fixture(scope="module")
-def results():
-    return load(ROOT, "laptop")
-
-
 @pytest.mark.parametrize(("module", "name"), DRAWN, ids=[name for _, name in DRAWN])
-def test_tables_and_figures_are_made_with_and_without_results(module, name, results, tmp_path):
-    (tmp_path / "params.yaml").write_text((ROOT / "params.yaml").read_text(encoding="utf-8"), encoding="utf-8")
-    made, empty = getattr(module, name)(results), getattr(module, name)(load(tmp_path, "laptop"))
-    assert type(made) is type(empty) and isinstance(made, pd.DataFrame | Figure)
+def test_tables_and_figures_are_made_with_and_without_results(module, name, committed, empty):
+    made = getattr(module, name)(committed)
+    assert type(made) is type(getattr(module, name)(empty)) and isinstance(made, pd.DataFrame | Figure)
     if isinstance(made, pd.DataFrame):
         assert len(made) and made.shape[1] <= 6
     else:
@@ -47,8 +41,8 @@ def test_tables_and_figures_are_made_with_and_without_results(module, name, resu
         assert any(axes.has_data() for axes in made.axes)
 
 
-def test_committed_table_is_that_of_the_results(results):
-    for path, text in variance_sensitivity.files(results).items():
+def test_committed_table_is_that_of_the_results(committed):
+    for path, text in variance_sensitivity.files(committed).items():
         assert text == (ROOT / path).read_text(encoding="utf-8")
 
 
@@ -57,10 +51,10 @@ def test_mean_with_its_standard_error():
     assert variance_theory.with_error(12.3, 1.5) == "12.3(15)" and variance_theory.with_error(2.0, 0.0) == "2"
 
 
-def test_scale_of_rates_by_width(results):
-    assert variance_cores.left_out(results, "core-softmax-hot") == ""
-    assert "laptop" in variance_cores.left_out(dataclasses.replace(results, scale="gpu"), "core-softmax-hot")
-    assert np.isfinite(list(variance_cores.last(results, "core-softmax", "entropy").values())).all()
+def test_scale_of_rates_by_width(committed):
+    assert variance_cores.left_out(committed, "core-softmax-hot") == ""
+    assert "laptop" in variance_cores.left_out(dataclasses.replace(committed, scale="gpu"), "core-softmax-hot")
+    assert np.isfinite(list(variance_cores.last(committed, "core-softmax", "entropy").values())).all()
 
 
 def test_bootstrap_interval_takes_every_resample_of_seeds():
@@ -84,11 +78,11 @@ def test_share_counts_every_setting_once():
     assert found.mean == 0.75 and found.low == pytest.approx(0.188, abs=1e-2)
 
 
-def test_nearest_settings_are_trained_again_with_fresh_seeds(results):
-    chosen, made, trainings = nearest(results), repeated(results), nearest_trainings(results)
+def test_nearest_settings_are_trained_again_with_fresh_seeds(committed):
+    chosen, made, trainings = nearest(committed), repeated(committed), nearest_trainings(committed)
     assert len(chosen) == 10 and [(one.number, one.reading) for one in made] == chosen
     assert len(trainings) == len(set(trainings)) and distance(published()) == 0
-    assert distance(best(results).values) == min(distance(one.values) for one in made)
+    assert distance(best(committed).values) == min(distance(one.values) for one in made)
 
 
 def test_series_of_a_run():

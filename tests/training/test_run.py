@@ -14,22 +14,17 @@ from small_project import make, stage
 from aero import cli
 from aero.checkpoint import describe
 from aero.config import load
-from aero.data.tokens import open_tokens, scale_root
+from aero.data.tokens import open_tokens
 from aero.errors import UserError
 from aero.training.run import run_tokens
 
 
 @pytest.fixture(scope="module")
-def project(tmp_path_factory):
+def project(tmp_path_factory, tokens):
     """The token files of the active scale, `smoke`, in runs/tokens."""
     folder = make(tmp_path_factory.mktemp("scales") / "project")
-    assert stage(folder, "tokenize_corpus").returncode == 0
+    shutil.copytree(tokens, folder / "runs/tokens")
     return folder
-
-
-def test_the_active_scale_has_the_pipelines_own_folder():
-    assert scale_root(None, "laptop") == scale_root("laptop", "laptop") == Path("runs")
-    assert scale_root("gpu", "laptop") == Path("runs/scales/gpu")
 
 
 def test_another_scale_does_not_take_the_active_ones_tokens(project):

@@ -23,22 +23,9 @@ def test_a_training_and_its_entropy(project):
     assert finished.returncode == 0, finished.stderr
     (folder,) = project.glob("runs/scales/*/ereg-smt-scfuffni-6/seed_1337")
     metrics = json.loads((folder / "metrics.json").read_text())
-    contract = {
-        "run",
-        "paper_rows",
-        "architecture",
-        "model",
-        "corpus",
-        "context",
-        "seed",
-        "tokens",
-        "eval_loss",
-        "eval_perplexity",
-        "diverged_at_step",
-        "tokens_per_second",
-        "provenance",
-    }
-    assert contract <= set(metrics) and metrics["architecture"] == "EReg(SM(t)+ScFuFFNi_6)"
+    about = {"run", "paper_rows", "architecture", "model", "corpus", "context", "seed", "tokens"}
+    assert about | {"eval_perplexity", "diverged_at_step", "tokens_per_second"} <= set(metrics)
+    assert metrics["architecture"] == "EReg(SM(t)+ScFuFFNi_6)"
     assert {"commit", "machine", "torch", "corpus_sha256", "started", "seconds"} <= set(metrics["provenance"])
     assert metrics["tokens"] == 12 * 8 * 16 and metrics["eval_loss"] > 0
     entropy = json.loads((folder / "entropy.json").read_text())

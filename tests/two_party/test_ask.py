@@ -257,7 +257,6 @@ def test_what_is_refused_before_anything_starts(path, certificates, tmp_path, ca
         ([*here, "--timeout", "0", PROMPT], "timeout_s 0"),
         ([*here, "--ca", "x", PROMPT], "belong together"),
         ([*here, *security(certificates, "client"), PROMPT], "are for --server"),
-        (["ask", "--checkpoint", str(tmp_path / "none"), PROMPT], "does not exist; `make example` trains one"),
         ([*here, "--server", "127.0.0.1:1", PROMPT], "not allowed with argument"),
         ([*there, "--prefix", "a", PROMPT], "--prefix is the server's"),
         ([*here, "--prefix", "a" * 12, PROMPT], "a public prefix of 12 tokens leaves no room"),

@@ -97,16 +97,20 @@ def model():
     return random_model("SM+ScFuFFN", layers=1, vocabulary=VOCABULARY, context=TOKENS + NEW)
 
 
-@pytest.fixture(scope="module")
-def sessions(model, tmp_path_factory):
-    path = tmp_path_factory.mktemp("model") / "checkpoint.safetensors"
+def recorded(model, program, folder, search_memory=True, new=NEW):
+    """A session for each prompt; the memory of the first is searched."""
+    path, found = folder / "checkpoint.safetensors", []
     checkpoint.save(path, model)
-    description = Description.of(model.architecture, model.config, "tuned", Settings(), "0" * 64)
-    found = []
+    description = Description.of(model.architecture, model.config, program, Settings(), "0" * 64)
     for prompt in PROMPTS:
         with pytest.MonkeyPatch.context() as patch:
-            found.append(Session(model, path, description, prompt, patch, search_memory=not found))
+            found.append(Session(model, path, description, prompt, patch, search_memory and not found, new))
     return found
+
+
+@pytest.fixture(scope="module")
+def sessions(model, tmp_path_factory):
+    return recorded(model, "tuned", tmp_path_factory.mktemp("model"))
 
 
 def test_the_client_gets_the_models_own_answer(sessions, model):
@@ -182,16 +186,10 @@ def nothing_in_the_clear(session, prompt, model, program):
 def test_other_programs_expose_nothing_either(tmp_path, row, program, at_the_server):
     """Nothing in the clear, one size whatever the prompt, and nothing of one party in the other's memory."""
     model = random_model(row, layers=1, vocabulary=VOCABULARY, context=TOKENS + NEW)
-    path = tmp_path / "checkpoint.safetensors"
-    checkpoint.save(path, model)
-    description = Description.of(model.architecture, model.config, program, Settings(), "0" * 64)
-    found = []
-    for prompt in PROMPTS:
-        with pytest.MonkeyPatch.context() as patch:
-            search = not found and at_the_server is not None
-            found.append(Session(model, path, description, prompt, patch, search, new=1))
-        assert found[-1].answered.ids[0] == torch_logits(model, np.array(prompt)).argmax()
-        nothing_in_the_clear(found[-1], prompt, model, program)
+    found = recorded(model, program, tmp_path, at_the_server is not None, new=1)
+    for prompt, session in zip(PROMPTS, found, strict=True):
+        assert session.answered.ids[0] == torch_logits(model, np.array(prompt)).argmax()
+        nothing_in_the_clear(session, prompt, model, program)
     of_one_size(*found)
     if at_the_server is not None:
         seen = {name: names for name, (names, _) in found[0].memory.items()}

@@ -48,10 +48,6 @@ def test_softmax(rows, columns, blocks, spread):
     np.testing.assert_allclose(cover.sum(-1), 1.0, atol=1e-5)
 
 
-def test_the_mask_of_trailing_rows():
-    assert nonlinear.causal_mask(2, 4).tolist() == [[True, True, True, False], [True, True, True, True]]
-
-
 def test_activations_in_segments_stay_within_their_stated_errors():
     x = np.linspace(-40, 40, 160001)
     exact = np.array([0.5 * v * (1 + math.tanh(math.sqrt(2 / math.pi) * (v + 0.044715 * v**3))) for v in x])

@@ -66,21 +66,9 @@ def test_a_changed_line_is_an_error(old, new, message):
         parse(RELU.replace(old, new))
 
 
-def without(text: str, part: str) -> str:
-    return "".join(line for line in text.splitlines(keepends=True) if part not in line)
-
-
-@pytest.mark.parametrize("part", ["Link details", "[Profiling]", "MPC profiling", "msb_a2b"])
-def test_a_missing_line_is_an_error(part):
-    with pytest.raises(ValueError):
-        parse(without(RELU, part))
-
-
-def test_no_run_half_a_run_and_two_runs_are_errors():
+def test_no_run_and_two_runs_are_errors():
     with pytest.raises(ValueError, match="no complete SPU profile"):
         parse("")
-    with pytest.raises(ValueError):
-        parse(RELU[: len(RELU) // 2])
     with pytest.raises(ValueError, match="outside the lines of one run"):
         parse(RELU + RELU)
 

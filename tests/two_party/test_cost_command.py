@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import resource
 import shutil
 import subprocess
 import sys
@@ -84,6 +85,12 @@ def test_a_published_row_is_answered_side_by_side(project: Path, capsys: pytest.
         assert "side_by_side" not in as_json(capsys, *other)
 
 
+def test_numbers_that_are_not_whole_have_ten_digits(project: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    found = as_json(capsys, "SM+ScFuFFN", "--context", "192", "--network", "1000,3")
+    values = [value for value in (*found.values(), *found["seconds_by_kind"].values()) if isinstance(value, float)]
+    assert len(values) > 15 and all(value == float(f"{value:.10g}") or value.is_integer() for value in values)
+
+
 def test_times_and_rounds_beyond_those_measured_have_no_bound(
     project: Path, measured: list[ledger.Measurement], capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -99,11 +106,17 @@ def test_times_and_rounds_beyond_those_measured_have_no_bound(
         assert found["seconds"] == pytest.approx(exact, rel=0.1) or context == 100
 
 
-def test_rounds_that_are_not_measured(project: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_rounds_and_latency_have_a_bound(project: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Rounds that are 10 % off at T=256: the model between 128 and 512 misses them, and the bound covers that."""
     rows = synthetic_costs.operations((128, 256, 512), ("SM+R",))
-    ledger.write(Path(OPERATIONS), rows, ledger.Measurement)
-    measured = as_json(capsys, "SM+R")
-    assert measured["rounds_error"] == measured["latency_error"] == 0 and measured["rounds"] > 0
+    off = [replace(row, rounds=1.1 * row.rounds) if "256" in row.shape and row.op != "relu" else row for row in rows]
+    ledger.write(Path(OPERATIONS), off, ledger.Measurement)
+    found, measured = as_json(capsys, "SM+R", "--context", "192"), as_json(capsys, "SM+R")
+    assert 0.01 < found["rounds_error"] < 0.11 and 0 < found["latency_error"] < 0.11
+    rounds, seconds = found["rounds"] * found["rounds_error"] * 0.08, found["seconds"] * found["seconds_error"]
+    least = (rounds + seconds) / found["latency_s"]
+    assert least < found["latency_error"] < least + found["bytes_error"] + 1e-9
+    assert measured["rounds_error"] == measured["latency_error"] == 0
     ledger.write(Path(OPERATIONS), [replace(row, rounds=math.nan) for row in rows], ledger.Measurement)
     found = as_json(capsys, "SM+R", "--context", "192")
     assert found["rounds"] is found["latency_s"] is found["rounds_error"] is found["latency_error"] is None
@@ -171,8 +184,20 @@ def test_perplexity_against_communication(project: Path, capsys: pytest.CaptureF
     assert len(found) > 3 and 0 < sum(one["front"] for one in found) < len(found)
 
 
+@pytest.mark.slow
+def test_the_answer_takes_under_a_second(project: Path) -> None:
+    """Processor time of the whole command, with the start of the interpreter; for a quiet machine."""
+    before = resource.getrusage(resource.RUSAGE_CHILDREN)
+    code = "from aero.cli import main; main(['cost', 'SM+ScFuFFNi_3', '--context', '192'])"
+    command = [sys.executable, "-c", code]
+    run = subprocess.run(command, capture_output=True, text=True, timeout=60, env={"PYTHONPATH": str(ROOT)})
+    after = resource.getrusage(resource.RUSAGE_CHILDREN)
+    assert run.returncode == 0, run.stderr
+    assert after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime < 1.0
+
+
 def test_the_answer_needs_few_calls_and_no_slow_library(project: Path) -> None:
-    """So that it takes under a second on any machine: 0.8 million calls of functions, those of imports included."""
+    """What the second above consists of, on any machine: 0.8 million calls of functions, those of imports included."""
     code = """if True:
         import cProfile, pstats, sys
         from aero.cli import main

@@ -111,10 +111,10 @@ def test_an_experiment_is_shared_changed_and_undone(clone, tmp_path):
     """As in the README, at scale smoke: a remote gives runs back, two settings are two lines, one run trains anew."""
     run(clone, "dvc", "exp", "run", "-S", "scale=smoke", "train")
     run(clone, "dvc", "remote", "add", "--local", "-d", "shared", str(tmp_path / "remote"))
-    run(clone, "dvc", "push", "train")
+    run(clone, "dvc", "push", "tokenize", "train")
     kept = {path: path.read_bytes() for path in (clone / "runs/default").rglob("checkpoint.safetensors")}
-    run(clone, "rm", "-r", "runs/default", ".dvc/cache")
-    run(clone, "dvc", "pull", "train")
+    run(clone, "rm", "-r", "runs", ".dvc/cache")
+    run(clone, "dvc", "pull", "tokenize", "train")
     assert kept and all(path.read_bytes() == data for path, data in kept.items())
     settings = ("-S", "scale=smoke", "-S", "runs.sm.architecture=SM+R")
     assert "training 1 of 1" in run(clone, "dvc", "exp", "run", *settings, "train")

@@ -18,10 +18,10 @@ QUICK = "runs/bench"
 ALL: dict[str, tuple[tuple[str, ...], tuple[str, ...]]] = {
     "training_step": ((), ("--repeats", "2", "--widths", "128", "--folder", QUICK)),
     "regularized_step": ((), ("--repeats", "2", "--widths", "128", "--folder", QUICK)),
-    "entropy_memory": ((), ("--longest", "512", "--out", f"{QUICK}/entropy_memory.json")),
+    "entropy_memory": ((), ("--longest", "512", "--folder", QUICK)),
     "tokenizing": ((), ("--repeats", "1", "--folder", QUICK)),
     "two_party": ((), ("--layers", "1", "2", "--folder", QUICK)),
-    "pipeline": ((), ("--runs", "2", "--pairs", "1", "--repeats", "2", "--folder", QUICK)),
+    "pipeline": ((), ("--pairs", "1", "--repeats", "2", "--folder", QUICK)),
     "gpu": (("--out", "results/bench", "--minutes", "30"), ("--tiny", "--out", QUICK)),
 }
 """Every benchmark of `make bench` with its arguments, and with those for --quick."""
@@ -43,8 +43,7 @@ def main(arguments: list[str]) -> None:
         raise UserError(f"unknown benchmark {unknown[0]!r}; known: {', '.join(ALL)}")
     for name in chosen.names or of_this_machine():
         print(f"{name}:", flush=True)
-        more = ALL[name][chosen.quick]
-        subprocess.run([sys.executable, "-m", f"benchmarks.{name}", *more], check=True)
+        subprocess.run([sys.executable, "-m", f"benchmarks.{name}", *ALL[name][chosen.quick]], check=True)
 
 
 if __name__ == "__main__":

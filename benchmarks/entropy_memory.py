@@ -1,5 +1,4 @@
-"""Memory of attention with entropy: through the T x T matrix, by blocks of rows that are recomputed for the gradient,
-and by blocks that are kept for it.
+"""Memory of attention with entropy: by the T x T matrix, and by blocks of rows, recomputed for the gradient or kept.
 
     python -m benchmarks.entropy_memory
 
@@ -11,7 +10,8 @@ from __future__ import annotations
 
 import argparse
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 
 import torch
@@ -21,15 +21,10 @@ from aero.attention import KEPT_UP_TO, MATRIX_UP_TO, matrix_attention
 from aero.row_entropy import ROWS, blocked, kept_blocks
 from benchmarks import timing
 
-OUT = Path("results/bench/entropy_memory.json")
 HEADS, WIDTH = 4, 64
-CONTEXTS = {
-    "matrix": (256, 512, 1024, 2048, 4096),
-    "kept": (256, 512, 1024, 2048, 4096),
-    "blocks": (256, 512, 1024, 2048, 4096, 8192, 16384),
-}
-
-
+CONTEXTS = (256, 512, 1024, 2048, 4096, 8192, 16384)
+MOST = {"matrix": 4096, "kept": 4096}
+"""The longest context of a way."""
 WAYS: dict[str, Callable[[Tensor, Tensor, Tensor, float], tuple[Tensor, Tensor]]] = {
     "matrix": lambda query, key, value, scale: matrix_attention(query, key, value),
     "kept": lambda *inputs: kept_blocks(*inputs, entropy=True),
@@ -50,53 +45,28 @@ def forward_and_backward(way: str, given: list[Tensor]) -> None:
 
 
 def peak_of(way: str, context: int) -> Callable[[], timing.Measured]:
-    """How far one layer raises the process's high-water mark above its inputs."""
+    """What one layer needs beyond its inputs."""
     forward_and_backward(way, inputs(64))  # libraries are loaded
-    given = inputs(context)
-
-    def measured() -> timing.Measured:
-        resident = timing.resident_bytes()
-        timing.reset_peak()
-        forward_and_backward(way, given)
-        return {"peak_bytes": timing.peak_bytes() - resident}
-
-    return measured
-
-
-def memory(contexts: Mapping[str, Sequence[int]]) -> list[dict[str, object]]:
-    lines = []
-    for way, lengths in contexts.items():
-        for context in lengths:
-            with timing.side(peak_of, 1, way=way, context=context) as one:
-                (found,) = timing.in_turn({way: one}, 1, warm_ups=0)[way]
-            lines.append({"way": way, "context": context, **found})
-            print(f"{way} T={context}: {found['peak_bytes'] / 1e6:.1f} MB", flush=True)
-    return lines
-
-
-def growth(lines: list[dict[str, object]], way: str) -> float:
-    """The exponent of T between the two longest contexts."""
-    longest = [line for line in lines if line["way"] == way][-2:]
-    return timing.exponent(*([line[name] for line in longest] for name in ("context", "peak_bytes")))
+    return partial(timing.added_peak, partial(forward_and_backward, way, inputs(context)))
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--out", type=Path, default=OUT)
-    parser.add_argument("--longest", type=int, default=max(CONTEXTS["blocks"]))
+    parser = argparse.ArgumentParser(prog="python -m benchmarks.entropy_memory", description=__doc__.splitlines()[0])
+    parser.add_argument("--folder", type=Path, default=timing.FOLDER)
+    parser.add_argument("--longest", type=int, default=max(CONTEXTS))
     chosen = parser.parse_args()
-    lines = memory({way: [t for t in contexts if t <= chosen.longest] for way, contexts in CONTEXTS.items()})
-    result = {
-        "heads": HEADS,
-        "width": WIDTH,
-        "rows_of_a_block": ROWS,
-        "matrix_up_to": MATRIX_UP_TO,
-        "kept_up_to": KEPT_UP_TO,
-        "memory": lines,
-        "growth": {way: round(growth(lines, way), 3) for way in WAYS},
-        "threads": 1,
-    }
-    timing.save(chosen.out.stem, result, chosen.out.parent)
+    lines, growth = [], {}
+    for way in WAYS:
+        contexts, peaks = [t for t in CONTEXTS if t <= min(chosen.longest, MOST.get(way, t))], []
+        for context in contexts:
+            (found,) = timing.in_turn({way: timing.side(peak_of, 1, way=way, context=context)}, 1, warm_ups=0)[way]
+            peaks.append(found["peak_bytes"])
+            lines.append({"way": way, "context": context, **found})
+            print(f"{way} T={context}: {peaks[-1] / 1e6:.1f} MB", flush=True)
+        growth[way] = round(timing.exponent(contexts[-2:], peaks[-2:]), 3)  # between the two longest contexts
+    result = {"heads": HEADS, "width": WIDTH, "threads": 1, "memory": lines, "growth": growth}
+    result |= {"rows_of_a_block": ROWS, "matrix_up_to": MATRIX_UP_TO, "kept_up_to": KEPT_UP_TO}
+    timing.save("entropy_memory", result, chosen.folder)
 
 
 if __name__ == "__main__":

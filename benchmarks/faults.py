@@ -14,6 +14,7 @@ from __future__ import annotations
 import argparse
 import csv
 import hashlib
+import itertools
 import json
 import os
 import random
@@ -23,21 +24,18 @@ import shutil
 import signal
 import socket
 import subprocess
-import sys
 import tempfile
 import time
-from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-from safetensors import SafetensorError, safe_open
+from safetensors import SafetensorError, deserialize
 
-from aero import records
 from aero.errors import UserError, run_main
-from aero.records import ROOT, write_text
-from benchmarks import server_soak
+from aero.records import ROOT, now
+from benchmarks import pipeline, server_soak, timing
 
 FILE = Path("results/robustness/faults.json")
 RUN = "ereg-smt-scfuffn"
@@ -52,34 +50,25 @@ class Project:
     def __init__(self, folder: Path) -> None:
         self.folder = folder
         for name in ("aero", "stages", ".dvc"):
-            ignored = shutil.ignore_patterns("__pycache__", "cache", "tmp")
-            shutil.copytree(ROOT / name, folder / name, ignore=ignored)
+            shutil.copytree(ROOT / name, folder / name, ignore=shutil.ignore_patterns("__pycache__", "cache", "tmp"))
         for name in ("dvc.yaml", ".dvcignore"):
             shutil.copy(ROOT / name, folder / name)
         text = (ROOT / "params.yaml").read_text(encoding="utf-8")
         text = re.sub(r"(?m)^active_runs:\n(- .*\n)+", f"active_runs: [{RUN}]\n", text)
         (folder / "params.yaml").write_text(re.sub(r"(?m)^scale: \w+", "scale: smoke", text))
         (folder / ".dvc" / "config").write_text("[core]\n    no_scm = true\n    analytics = false\n")
-        path = os.pathsep.join([str(Path(sys.executable).parent), os.environ["PATH"]])
-        self.environment = os.environ | {"PYTHONPATH": str(folder), "OMP_NUM_THREADS": "1", "PATH": path}
 
     def start(self, *options: str) -> subprocess.Popen[bytes]:
         """`dvc repro` of the targets, in a session of its own."""
+        command, env = ["dvc", "repro", "--no-run-cache", *options, *TARGETS], pipeline.environment(self.folder)
         with (self.folder / "output.txt").open("w") as output:
-            return subprocess.Popen(
-                ["dvc", "repro", "--no-run-cache", *options, *TARGETS],
-                cwd=self.folder,
-                env=self.environment,
-                stdin=subprocess.DEVNULL,
-                stdout=output,
-                stderr=subprocess.STDOUT,
-                start_new_session=True,
-            )
+            streams = {"stdin": subprocess.DEVNULL, "stdout": output, "stderr": subprocess.STDOUT}
+            return subprocess.Popen(command, cwd=self.folder, env=env, start_new_session=True, **streams)
 
     def finish(self, process: subprocess.Popen[bytes]) -> bool:
         """Wait for all processes of the session; whether `dvc repro` succeeded."""
         status = process.wait()
-        while list(session(process.pid)):
+        while list(server_soak.session(process.pid)):
             time.sleep(0.05)
         return status == 0
 
@@ -93,39 +82,26 @@ class Project:
 
 def content_hash(path: Path) -> str:
     try:
+        content: Any = path.read_bytes()
         if path.suffix == ".json":
-            values: Any = json.loads(path.read_text(encoding="utf-8"))
-            values = {key: value for key, value in values.items() if key not in TIMES}
+            content = {key: value for key, value in json.loads(content).items() if key not in TIMES}
         elif path.suffix == ".csv":
-            rows = list(csv.reader(path.read_text(encoding="utf-8").splitlines()))
-            if len({len(row) for row in rows}) != 1:
-                return "damaged: rows of different lengths"
-            keep = [index for index, name in enumerate(rows[0]) if name not in TIMES]
-            values = [[row[index] for index in keep] for row in rows]
-        else:
-            if path.suffix == ".safetensors":
-                with safe_open(path, "numpy") as file:
-                    file.keys()
-            values = hashlib.sha256(path.read_bytes()).hexdigest()
-    except (ValueError, IndexError, OSError, SafetensorError) as error:
+            header, *rows = csv.reader(content.decode().splitlines())
+            content = [column for column in zip(header, *rows, strict=True) if column[0] not in TIMES]
+        elif path.suffix == ".safetensors":
+            deserialize(content)
+    except (ValueError, OSError, SafetensorError) as error:
         return f"damaged: {' '.join(str(error).split())[:120]}"
-    return hashlib.sha256(json.dumps(values, sort_keys=True).encode()).hexdigest()[:16]
-
-
-def session(leader: int) -> Iterator[int]:
-    """Processes that still run in the session of `leader`."""
-    for folder in Path("/proc").iterdir():
-        with suppress(OSError, ValueError):
-            state, _, _, sid = (folder / "stat").read_text().rpartition(")")[2].split()[:4]
-            if int(sid) == leader and state != "Z":
-                yield int(folder.name)
+    if not isinstance(content, bytes):
+        content = json.dumps(content, sort_keys=True).encode()
+    return hashlib.sha256(content).hexdigest()[:16]
 
 
 def signalled(number: int, pattern: str = "") -> Callable[[int], None]:
     """A fault: send a signal to the processes of the session whose command line matches."""
 
     def fault(leader: int) -> None:
-        for pid in session(leader):
+        for pid in server_soak.session(leader):
             with suppress(OSError):
                 if re.search(pattern, Path(f"/proc/{pid}/cmdline").read_bytes().replace(b"\0", b" ").decode()):
                     os.kill(pid, number)
@@ -135,7 +111,7 @@ def signalled(number: int, pattern: str = "") -> Callable[[int], None]:
 
 def full_disk(leader: int) -> None:
     """No process of the session can write a file of more than 4 KiB from now on."""
-    for pid in session(leader):
+    for pid in server_soak.session(leader):
         with suppress(OSError):
             resource.prlimit(pid, resource.RLIMIT_FSIZE, (4096, 4096))
 
@@ -181,14 +157,13 @@ def server_faults(folder: Path, draw: random.Random) -> Iterator[tuple[str, str]
                 with socket.create_connection((host, int(port))) as connection, suppress(OSError):
                     connection.sendall(draw.randbytes(draw.randint(1, 100_000)))
             else:
-                before, client = set(server_soak.tree(serving.process.pid)), connect()
-                client._tunnel.send(
-                    {"tokens": 1, "new_tokens": 1, "cached": True, "description": client.description.sha256}
-                )
+                before, client = set(server_soak.session(serving.process.pid)), connect()
+                question = {"tokens": 1, "new_tokens": 1, "cached": True}
+                client._tunnel.send(question | {"description": client.description.sha256})
                 client._tunnel.receive()
                 time.sleep(draw.uniform(0, 3))
                 if name != "client leaves":
-                    for pid in set(server_soak.tree(serving.process.pid)) - before:
+                    for pid in set(server_soak.session(serving.process.pid)) - before:
                         with suppress(ProcessLookupError):
                             os.kill(pid, signal.SIGKILL)
                     time.sleep(1)
@@ -211,22 +186,21 @@ def main(arguments: list[str]) -> int:
     parser.add_argument("--seed", type=int, default=0, help="seed of the random moments")
     parser.add_argument("--out", type=Path, default=FILE)
     chosen = parser.parse_args(arguments)
-    draw, origin, clock = random.Random(chosen.seed), records.provenance(started=records.now()), time.monotonic()
-    injected: Counter[str] = Counter()
-    passed: Counter[str] = Counter()
+    draw, started, clock = random.Random(chosen.seed), now(), time.monotonic()
+    cases: dict[str, dict[str, Any]] = {}
     failures: list[str] = []
     for where in chosen.where:
         faults = {"pipeline": pipeline_faults, "server": server_faults}[where]
         with tempfile.TemporaryDirectory(prefix="aero-faults-") as folder:
-            for _, (name, problem) in zip(range(chosen.moments), faults(Path(folder), draw), strict=False):
-                injected[name] += 1
-                passed[name] += not problem
+            for name, problem in itertools.islice(faults(Path(folder), draw), chosen.moments):
+                case = cases.setdefault(name, {"name": name, "count": 0, "passed": 0, "seen": ""})
+                case["count"] += 1
+                case["passed"] += not problem
                 failures += [f"{name}: {problem}"] if problem else []
-                print(f"{injected.total()}: {name}: {problem or 'as it should be'}", flush=True)
-                cases = [{"name": n, "count": injected[n], "passed": passed[n], "seen": ""} for n in injected]
-                result = {"cases": cases, "failures": failures, "seed": chosen.seed}
-                result["provenance"] = origin | {"seconds": round(time.monotonic() - clock, 1)}
-                write_text(chosen.out, json.dumps(result, indent=1) + "\n")
+                print(f"{name}: {problem or 'as it should be'}", flush=True)
+                result = {"cases": list(cases.values()), "failures": failures, "seed": chosen.seed}
+                made = {"started": started, "seconds": round(time.monotonic() - clock, 1)}
+                timing.save(chosen.out.stem, result, chosen.out.parent, **made)
     return int(bool(failures))
 
 

@@ -21,11 +21,10 @@ import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedModel, Trainer, TrainingArguments
 
 from aero import records
-from aero.data.registry import open_corpus
+from aero.data.python_stdlib import StandardLibraryDocstrings
 from aero.entropy import EntropyRegularizer, measure
 from aero.errors import run_main
 from aero.parallel_context.pretrained import smollm2
-from aero.schema import CorpusParameters
 from benchmarks.timing import FOLDER, load, write_lines
 
 CONTEXT, BATCH, HELD_OUT = 128, 8, 64
@@ -38,7 +37,7 @@ COLUMNS = (
 
 def sequences(tokenizer: Any, split: str, count: int) -> torch.Tensor:
     """The first `count` rows of CONTEXT tokens of a split's documents, ids (count, CONTEXT)."""
-    documents, ids = open_corpus(CorpusParameters(name="stdlib_docstrings")).documents(split), []
+    documents, ids = StandardLibraryDocstrings().documents(split), []
     while len(ids) < count * CONTEXT:
         ids += [*tokenizer(next(documents)).input_ids, tokenizer.eos_token_id]
     return torch.tensor(ids[: count * CONTEXT]).view(count, CONTEXT)
@@ -66,17 +65,9 @@ def trained(folder: Path, weight: float, train: torch.Tensor, held_out: torch.Te
         EntropyRegularizer(model, context=CONTEXT, lambda_=weight, temperature_init=1)
     start = time.monotonic()
     with TemporaryDirectory() as out:
-        arguments = TrainingArguments(
-            out,
-            num_train_epochs=1,
-            per_device_train_batch_size=BATCH,
-            learning_rate=rate,
-            warmup_steps=5,
-            save_strategy="no",
-            report_to=[],
-            use_cpu=not torch.cuda.is_available(),
-            seed=0,
-        )
+        options = {"num_train_epochs": 1, "per_device_train_batch_size": BATCH, "learning_rate": rate, "seed": 0}
+        options |= {"warmup_steps": 5, "save_strategy": "no", "report_to": [], "use_cpu": not torch.cuda.is_available()}
+        arguments = TrainingArguments(out, **options)
         Trainer(model, arguments, train_dataset=[{"input_ids": row, "labels": row} for row in train]).train()
     return {"seconds": round(time.monotonic() - start)} | evaluated(model.cpu(), held_out)
 
@@ -92,6 +83,7 @@ def main(arguments: list[str]) -> None:
     folder = given.folder or smollm2()
     tokenizer, source = AutoTokenizer.from_pretrained(folder), records.provenance()
     train, held_out = sequences(tokenizer, "train", given.steps * BATCH), sequences(tokenizer, "valid", HELD_OUT)
+    setting = {"steps": given.steps, "tokens": train.numel(), "learning_rate": given.learning_rate}
     common = {"model": folder.name} | {name: source[name] for name in ("commit", "machine")}
     lines: list[dict[str, Any]] = []
 
@@ -102,9 +94,7 @@ def main(arguments: list[str]) -> None:
 
     keep({"steps": 0} | evaluated(AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32), held_out))
     for weight in given.weights:
-        setting = {"lambda": weight, "steps": given.steps, "tokens": train.numel()}
-        setting["learning_rate"] = given.learning_rate
-        keep(setting | trained(folder, weight, train, held_out, given.learning_rate))
+        keep({"lambda": weight} | setting | trained(folder, weight, train, held_out, given.learning_rate))
 
 
 if __name__ == "__main__":

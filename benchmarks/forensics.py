@@ -19,23 +19,23 @@ import math
 import sys
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import astuple, dataclass
-from functools import cache
+from functools import cache, cached_property
 from pathlib import Path
 from typing import Any
 
 from aero import published
 from aero.architecture import Architecture, parse
-from aero.errors import UserError, run_main
+from aero.errors import UserError, known, run_main
 from aero.two_party.cost.packing import ciphertexts
 from benchmarks.forensics_ops import OPS, SETTINGS, SMALL, Measured, measure, read
 from benchmarks.timing import write_lines
 
 FITS = Path("results/two_party/forensics_fits.csv")
-
 WIDTH, HEADS, HIDDEN = 768, 12, 3072
 VOCABULARY = {"CodeParrot": 50257, "Languini": 16384}
 ODD = {("4", "SM+ScFuFFNi_6"), ("4", "EReg(SM(t)+ScFuFFNi_6)"), ("7", "SOTA(SM+ScFFN)")}
 """Rows that no configuration explains together with their neighbours; ranked with and without."""
+UNITS = {"GB": 1e9, "GiB": 2.0**30, "GB one way": 2e9, "GB at both ends": 0.5e9}
 CHOICES: dict[str, tuple[str, ...]] = {
     "weights": ("shared", "owned"),
     "gelu": ("gelu_tanh", "gelu_erf"),
@@ -45,10 +45,8 @@ CHOICES: dict[str, tuple[str, ...]] = {
     "head": ("all", "last"),
     "gains": ("public", "secret"),
     "final_norm": ("none", "ln_f"),
-    "counted": ("GB", "GiB", "GB one way", "GB at both ends"),
+    "counted": tuple(UNITS),
 }
-UNITS = {"GB": 1e9, "GiB": 2.0**30, "GB one way": 2e9, "GB at both ends": 0.5e9}
-
 # A multiplication modulo 2^64 with BFV of degree 8,192, as measured in every version: bytes of a fresh ciphertext
 # (seeded), of a response (two moduli), and of the truncation of one entry.
 QUERY_BYTES = 184_600
@@ -99,19 +97,17 @@ class PublishedRow:
     vocabulary: int
     gigabytes: float
 
-    @property
+    @cached_property
     def architecture(self) -> Architecture:
         return parse(self.name)
 
 
 def published_rows() -> list[PublishedRow]:
     rows = []
-    for number in ("4", "5", "6", "7"):
-        table = published.load("aero").tables[number]
-        size = table.dimensions
-        for row in table.rows:
-            place = number, row.name, size["layers"], size["context"], VOCABULARY[size["corpus"]]
-            rows.append(PublishedRow(*place, row.cells["communication"].value))
+    for number in "4567":
+        table = published.table(f"aero/table{number}")
+        sizes = table.dimensions["layers"], table.dimensions["context"], VOCABULARY[table.dimensions["corpus"]]
+        rows += [PublishedRow(number, row.name, *sizes, row.cells["communication"].value) for row in table.rows]
     return rows
 
 
@@ -126,17 +122,15 @@ def product_bytes(rows: int, inner: int, columns: int, shared: bool) -> float:
 
 
 def _pieces(rows: int, inner: int, columns: int) -> list[tuple[int, int, int]]:
-    """Above 256 MB SPU splits a multiplication first (`calcMmulTilingSize`)."""
+    """Above 256 MB SPU splits a multiplication first (`calcMmulTilingSize`): here only if `inner` is 8 times as large
+    as the two other sizes together, or they as `inner`; SPU's third case does not occur at the papers' sizes."""
     if rows * inner + inner * columns < SPLIT_ENTRIES:
         return [(rows, inner, columns)]
     outer = rows + columns
     if inner > outer * 8:
         step, outer_step = math.ceil(SPLIT_ENTRIES / outer), outer
-    elif outer > inner * 8:
-        step, outer_step = inner, math.ceil(SPLIT_ENTRIES / inner)
     else:
-        exact = math.sqrt(SPLIT_ENTRIES * outer / inner)
-        step, outer_step = math.ceil(SPLIT_ENTRIES / exact), math.ceil(exact)
+        step, outer_step = inner, math.ceil(SPLIT_ENTRIES / inner)
     row_step, column_step = (max(outer_step * size // outer, 1) for size in (rows, columns))
     return [
         (min(row_step, rows - r), min(step, inner - i), min(column_step, columns - c))
@@ -147,73 +141,42 @@ def _pieces(rows: int, inner: int, columns: int) -> list[tuple[int, int, int]]:
 
 
 class Engine:
-    """Costs of one version and setting of SPU, from its measured operations."""
+    """Costs of one version and setting of SPU: rows composed from its measured operations."""
 
-    def __init__(self, measured: Iterable[Measured]) -> None:
-        self._by_op: dict[str, list[Measured]] = {}
-        for one in measured:
-            self._by_op.setdefault(one.op, []).append(one)
-
-    def complete(self) -> bool:
-        """Whether everything that a search needs is measured."""
-        return {"setup", *(entry[0] for entry in SMALL)} <= self._by_op.keys()
+    def __init__(self, measured: Sequence[Measured]) -> None:
+        self.measured = measured
 
     def per_entry(self, op: str, columns: int | None = None) -> float:
         """Bytes for each entry of the first argument, from the largest measured shape; of a softmax, from the rows
         whose length is nearest to `columns`."""
-        found = self._by_op[op]
-        if columns is not None:
-            length = {one: int(one.shape.rpartition("x")[2]) for one in found}
-            nearest = min(abs(size - columns) for size in length.values())
-            found = [one for one in found if abs(length[one] - columns) == nearest]
-        largest = max(found, key=lambda one: one.entries)
+
+        def order(one: Measured) -> tuple[int, int]:
+            off = 0 if columns is None else abs(int(one.shape.rpartition("x")[2]) - columns)
+            return -off, one.entries
+
+        largest = max((one for one in self.measured if one.op == op), key=order)
         return largest.bytes / largest.entries
 
-    def setup(self) -> float:
-        """Bytes of keys and first oblivious transfers."""
-        return self._by_op["setup"][0].bytes
+    def equality(self) -> float:
+        """Bytes for comparing a secret token id with one entry of the vocabulary."""
+        return self.per_entry("one_hot") / VOCABULARY["CodeParrot"] + BIT_TO_SHARE_BYTES
 
-    def equality(self) -> float | None:
-        """Bytes for comparing a secret token id with one entry of the vocabulary; None if not measured."""
-        found = self._by_op.get("one_hot")
-        return found and found[0].bytes / found[0].entries / VOCABULARY["CodeParrot"] + BIT_TO_SHARE_BYTES
-
-
-class Composer:
-    """Rows composed from measured operations; `engines` by (version, setting)."""
-
-    def __init__(self, engines: Mapping[tuple[str, str], Engine]) -> None:
-        self.engines = engines
-        # Counted alike in every version and setting where only one was measured.
-        self._equality = next((e for engine in engines.values() if (e := engine.equality()) is not None), None)
-        self._blocks_cache: dict[tuple[Any, ...], float] = {}
-
-    def gigabytes(self, configuration: Configuration, row: PublishedRow) -> float:
+    def gigabytes(self, c: Configuration, row: PublishedRow) -> float:
         """The row's communication, in the unit that the configuration counts in."""
-        c = configuration
-        key = (c.engine, c.weights, c.gelu, c.softmax, c.projections, c.gains, c.final_norm)
-        key += (row.name, row.layers, row.context)
-        if key not in self._blocks_cache:
-            self._blocks_cache[key] = self._blocks(c, row)
-        return (self._blocks_cache[key] + self._ends(c, row.context, row.vocabulary)) / UNITS[c.counted]
+        return (self._blocks(c, row) + self._ends(c, row.context, row.vocabulary)) / UNITS[c.counted]
 
     def _ends(self, c: Configuration, tokens: int, words: int) -> float:
-        """Bytes of set-up, embedding and head."""
-        shared, engine = c.weights == "shared", self.engines[c.engine]
-        total = engine.setup() + product_bytes(tokens if c.head == "all" else 1, WIDTH, words, shared)
+        """Bytes of set-up (keys and first oblivious transfers), embedding and head."""
+        shared = c.weights == "shared"
+        total = self.per_entry("setup") + product_bytes(tokens if c.head == "all" else 1, WIDTH, words, shared)
         if c.embedding == "one_hot":
             return total + product_bytes(tokens, words, WIDTH, shared)
-        equality = engine.equality() or self._equality
-        if equality is None:
-            raise ValueError("no 'one_hot' was measured, which a lookup needs; measure 'default' of some version")
-        return total + tokens * (words * equality + product_bytes(1, words, WIDTH, shared))
+        return total + tokens * (words * self.equality() + product_bytes(1, words, WIDTH, shared))
 
     def _blocks(self, c: Configuration, row: PublishedRow) -> float:
-        engine, architecture = self.engines[c.engine], row.architecture
-        tokens, shared = row.context, c.weights == "shared"
-        hofmann = architecture.block == "he_hofmann"
-        state, attention = tokens * WIDTH, HEADS * tokens * tokens
-        multiply = engine.per_entry("multiply")
+        tokens, shared, architecture = row.context, c.weights == "shared", row.architecture
+        state, attention, hofmann = tokens * WIDTH, HEADS * tokens * tokens, architecture.block == "he_hofmann"
+        multiply = self.per_entry("multiply")
 
         def product(inner: int, columns: int) -> float:
             return product_bytes(tokens, inner, columns, shared)
@@ -223,7 +186,7 @@ class Composer:
 
         # Softmax, Q K^T and P V head by head, and the truncation of the division by sqrt(d_k).
         width = WIDTH // HEADS
-        layer = attention * engine.per_entry(c.softmax, tokens) + state * TRUNCATION_BYTES
+        layer = attention * self.per_entry(c.softmax, tokens) + state * TRUNCATION_BYTES
         layer += HEADS * (product_bytes(tokens, width, tokens, True) + product_bytes(tokens, tokens, width, True))
         layer += inputs(2 if hofmann else 3)
         if not hofmann:
@@ -240,9 +203,9 @@ class Composer:
         if architecture.scaled and c.gains == "secret":
             total += blocks * state * multiply
         if architecture.ffn in ("gelu", "relu"):
-            total += blocks * tokens * HIDDEN * engine.per_entry(c.gelu if architecture.ffn == "gelu" else "relu")
+            total += blocks * tokens * HIDDEN * self.per_entry(c.gelu if architecture.ffn == "gelu" else "relu")
         norms = (2 * row.layers if architecture.layer_norm else int(hofmann)) + (c.final_norm == "ln_f")
-        return total + norms * state * engine.per_entry(f"layer_norm_{c.weights}")
+        return total + norms * state * self.per_entry(f"layer_norm_{c.weights}")
 
 
 @dataclass(frozen=True)
@@ -261,8 +224,8 @@ class Fit:
     plain: tuple[float, ...]
 
 
-def fit(composer: Composer, configuration: Configuration, rows: Sequence[PublishedRow]) -> Fit:
-    plain = tuple(composer.gigabytes(configuration, row) for row in rows)
+def fit(engine: Engine, configuration: Configuration, rows: Sequence[PublishedRow]) -> Fit:
+    plain = tuple(engine.gigabytes(configuration, row) for row in rows)
     regular = [index for index, row in enumerate(rows) if (row.table, row.name) not in ODD]
     given = [row.gigabytes for row in rows]
     one_off = sum((given[i] - plain[i]) / given[i] ** 2 for i in regular) / sum(given[i] ** -2 for i in regular)
@@ -275,17 +238,11 @@ def fit(composer: Composer, configuration: Configuration, rows: Sequence[Publish
 
 
 def search(
-    engines: Mapping[tuple[str, str], Engine],
-    rows: Sequence[PublishedRow],
-    choices: Mapping[str, Sequence[str]] = CHOICES,
+    engines: Mapping[tuple[str, str], Engine], rows: Sequence[PublishedRow], choices: Mapping[str, Any] = CHOICES
 ) -> list[Fit]:
     """Every combination, the one with the smallest largest residual over all rows first."""
-    composer = Composer(engines)
-    fits = [
-        fit(composer, Configuration(engine, **dict(zip(choices, values, strict=True))), rows)
-        for engine in engines
-        for values in itertools.product(*choices.values())
-    ]
+    combinations = [dict(zip(choices, values, strict=True)) for values in itertools.product(*choices.values())]
+    fits = [fit(engine, Configuration(key, **one), rows) for key, engine in engines.items() for one in combinations]
     return sorted(fits, key=lambda one: one.largest)
 
 
@@ -294,8 +251,14 @@ def engines_of(measured: Iterable[Measured]) -> dict[tuple[str, str], Engine]:
     by_engine: dict[tuple[str, str], list[Measured]] = {}
     for one in measured:
         by_engine.setdefault((one.spu, one.settings), []).append(one)
-    engines = {key: Engine(found) for key, found in by_engine.items() if key[1] != "fm128"}
-    return {key: engine for key, engine in engines.items() if engine.complete()}
+    needed = {"setup", *(entry[0] for entry in SMALL)}
+    # Looking up a token costs the same in every version and setting where only one was measured.
+    lookups = [one for found in by_engine.values() for one in found if one.op == "one_hot"]
+    return {
+        key: Engine(found + lookups)
+        for key, found in by_engine.items()
+        if lookups and key[1] != "fm128" and needed <= {one.op for one in found}
+    }
 
 
 def describe(configuration: Configuration) -> str:
@@ -305,24 +268,17 @@ def describe(configuration: Configuration) -> str:
 
 def fit_lines(fits: Sequence[tuple[int, Fit]], rows: Sequence[PublishedRow]) -> list[dict[str, Any]]:
     """One line a row and ranked fit."""
-    return [
-        {
-            "rank": rank,
-            "configuration": describe(one.configuration),
-            "largest_percent": round(one.largest, 3),
-            "largest_but_odd_percent": round(one.largest_but_odd, 3),
-            "one_off_gb": round(one.one_off, 4),
-            "largest_with_one_off_percent": round(one.largest_with_one_off, 3),
-            "table": row.table,
-            "row": row.name,
-            "published_gb": row.gigabytes,
-            "fitted_gb": round(plain, 3),
-            "residual_percent": round(100 * (plain / row.gigabytes - 1), 3),
-            "residual_with_one_off_percent": round(100 * ((plain + one.one_off) / row.gigabytes - 1), 3),
-        }
-        for rank, one in fits
-        for row, plain in zip(rows, one.plain, strict=True)
-    ]
+    lines = []
+    for rank, one in fits:
+        of_fit = {"rank": rank, "configuration": describe(one.configuration), "largest_percent": round(one.largest, 3)}
+        of_fit |= {"largest_but_odd_percent": round(one.largest_but_odd, 3), "one_off_gb": round(one.one_off, 4)}
+        of_fit |= {"largest_with_one_off_percent": round(one.largest_with_one_off, 3)}
+        for row, plain in zip(rows, one.plain, strict=True):
+            off, with_one_off = (100 * (gb / row.gigabytes - 1) for gb in (plain, plain + one.one_off))
+            line = of_fit | {"table": row.table, "row": row.name, "published_gb": row.gigabytes}
+            line |= {"fitted_gb": round(plain, 3), "residual_percent": round(off, 3)}
+            lines.append(line | {"residual_with_one_off_percent": round(with_one_off, 3)})
+    return lines
 
 
 def report(measured: Path = OPS) -> None:
@@ -331,37 +287,30 @@ def report(measured: Path = OPS) -> None:
     if not engines:
         raise UserError(f"{measured} has no complete version and setting; run: python -m benchmarks.forensics measure")
     rows = published_rows()
-    ranked = list(enumerate(search(engines, rows), 1))
-    best = astuple(ranked[0][1].configuration)
-    shown = [
-        (rank, one)
-        for rank, one in ranked
-        if rank <= 10
-        or one.configuration == AS_WRITTEN
-        or sum(a != b for a, b in zip(astuple(one.configuration), best, strict=True)) == 1
-    ]
+    fits = search(engines, rows)
+    best, shown = astuple(fits[0].configuration), []
+    for rank, one in enumerate(fits, 1):
+        changed = sum(a != b for a, b in zip(astuple(one.configuration), best, strict=True))
+        if rank <= 10 or changed == 1 or one.configuration == AS_WRITTEN:
+            shown.append((rank, one))
     lines = fit_lines(shown, rows)
     write_lines(FITS, list(lines[0]), lines)
-    print(f"{len(ranked)} configurations of {len(engines)} engines; largest residual in %, and without the odd rows")
+    print(f"{len(fits)} configurations of {len(engines)} engines; largest residual in %, and without the odd rows")
     for rank, one in shown:
         print(f"{rank:5d} {one.largest:6.2f} {one.largest_but_odd:6.2f}  {describe(one.configuration)}")
 
 
 def main(arguments: list[str]) -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    commands = parser.add_subparsers(dest="command", required=True)
-    measuring = commands.add_parser("measure", help="measure operations in two processes")
-    measuring.add_argument("--python", default=sys.executable, help="interpreter whose SPU is measured")
-    measuring.add_argument("settings", nargs="*", help=f"of {', '.join(SETTINGS)}; all by default")
-    commands.add_parser("search", help="rank the configurations")
-    given = parser.parse_args(arguments)
+    parser = argparse.ArgumentParser(prog="python -m benchmarks.forensics", description=__doc__.splitlines()[0])
+    parser.add_argument("command", choices=("measure", "search"))
+    parser.add_argument("settings", nargs="*", help=f"to measure, of {', '.join(SETTINGS)}; all by default")
+    parser.add_argument("--python", default=sys.executable, help="interpreter whose SPU is measured")
+    given = parser.parse_intermixed_args(arguments)
     if given.command == "search":
         report()
         return
     for name in given.settings or SETTINGS:
-        if name not in SETTINGS:
-            raise UserError(f"setting {name!r} is unknown; choose of {', '.join(SETTINGS)}")
-        measure(given.python, name, read())
+        measure(given.python, known("setting", name, SETTINGS), read())
 
 
 if __name__ == "__main__":

@@ -5,21 +5,20 @@ from __future__ import annotations
 import json
 import math
 import os
-import random
 import subprocess
 from collections.abc import Iterable, Sequence
 from dataclasses import asdict, dataclass, fields
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-from aero import records
 from aero.errors import UserError
-from aero.records import read_csv
+from aero.records import now, provenance, read_csv
+from aero.two_party.runtime.addresses import free_address
 from benchmarks.timing import write_lines
 
 OPS = Path("results/two_party/forensics_ops.csv")
 PARTY = Path(__file__).with_name("forensics_party.py")
-
 SETTINGS: dict[str, dict[str, Any]] = {
     "default": {},
     "lsb_error": {"runtime": {"cheetah_2pc_config": {"enable_mul_lsb_error": True}}},
@@ -85,7 +84,7 @@ class Measured:
     def bytes(self) -> float:
         return self.bytes_client + self.bytes_server
 
-    @property
+    @cached_property
     def entries(self) -> int:
         """Entries of the first argument."""
         return math.prod(int(size) for size in self.shape.split(",")[0].split("x"))
@@ -99,53 +98,42 @@ def read(path: Path = OPS) -> list[Measured]:
 
 def measure(python: str, settings: str, done: list[Measured]) -> None:
     """Measure what `done` lacks of one setting with the SPU of `python`; appends to `done` and writes OPS."""
-    version = subprocess.run(
-        [python, "-c", "import spu; print(spu.__version__)"], capture_output=True, text=True, check=False
-    )
+    version = subprocess.run([python, "-c", "import spu; print(spu.__version__)"], capture_output=True, text=True)
     if version.returncode:
         raise UserError(f"{python} cannot import spu: {version.stderr.strip().splitlines()[-1]}; install it there")
     spu = version.stdout.split()[-1]
     known = {(one.op, one.shape) for one in done if (one.spu, one.settings) == (spu, settings)}
-    wanted = SMALL + (LARGE if settings == "default" else ())
-    wanted = tuple(entry for entry in wanted if (entry[0], _text(entry[1])) not in known)
+    every = SMALL + (LARGE if settings == "default" else ())
+    wanted = [one for one in every if (one[0], _text(one[1])) not in known]
     if not wanted:
         return
-    warm_up = [(kind, shapes, 1 if known else 2) for kind, shapes in WARM_UP]
-    operations = [{"kind": kind, "shapes": shapes, "runs": runs} for kind, shapes, runs in [*warm_up, *wanted]]
+    operations = [*((*one, 1 if known else 2) for one in WARM_UP), *wanted]
     request = {"field": "FM64", "runtime": {}, "operations": operations} | SETTINGS[settings]
     request["compiler"] = {"enable_optimize_denominator_with_broadcast": True} | request.get("compiler", {})
-    addresses = [f"127.0.0.1:{port}" for port in random.SystemRandom().sample(range(20000, 32000), 2)]
+    addresses = (client := free_address()), free_address(client)
     environment = os.environ | {"OMP_NUM_THREADS": "1", "JAX_PLATFORMS": "cpu"}
-    command = [python, str(PARTY)]
-    parties = [
-        subprocess.Popen(
-            [*command, str(rank), *addresses, json.dumps(request)], stdout=subprocess.PIPE, text=True, env=environment
-        )
-        for rank in (0, 1)
-    ]
-    source = json.dumps(records.provenance(measured=records.now()), sort_keys=True, separators=(",", ":"))
+    commands = ([python, str(PARTY), rank, *addresses, json.dumps(request)] for rank in "01")
+    parties = [subprocess.Popen(one, stdout=subprocess.PIPE, text=True, env=environment) for one in commands]
+    source = json.dumps(provenance(measured=now()), sort_keys=True, separators=(",", ":"))
     setup = 0.0
     try:
-        for number, operation in enumerate(operations):
+        for number, (kind, shapes, runs) in enumerate(operations):
             lines = [party.stdout.readline() for party in parties]
             if not all(lines):
-                raise UserError(f"a party of {spu} {settings} ended at {operation['kind']}; see its message above")
+                raise UserError(f"a party of {spu} {settings} ended at {kind}; see its message above")
             client, server = (json.loads(line) for line in lines)
-            sent = [sum(pair) for pair in zip(client["sent"], server["sent"], strict=True)]
+            sent = sum(client["sent"]) / runs, sum(server["sent"]) / runs
             if number < len(WARM_UP):
-                setup += sent[0] - sent[-1]
+                setup += sum(one["sent"][0] - one["sent"][-1] for one in (client, server))
                 continue
             if number == len(WARM_UP) and not known:
                 done.append(Measured(spu, settings, "setup", "1", setup / 2, setup / 2, 1, 0.0, source))
-            bytes_ = sum(client["sent"]) / len(sent), sum(server["sent"]) / len(sent)
-            shape = _text(operation["shapes"])
-            place = spu, settings, operation["kind"], shape
-            done.append(Measured(*place, *bytes_, len(sent), client["seconds"], source))
+            done.append(Measured(spu, settings, kind, _text(shapes), *sent, runs, client["seconds"], source))
             write_lines(OPS, [field.name for field in fields(Measured)], map(asdict, done))
-            print(f"{spu} {settings}: {done[-1].op} {shape} {done[-1].bytes / 1e6:.2f} MB", flush=True)
+            print(f"{spu} {settings}: {kind} {done[-1].shape} {done[-1].bytes / 1e6:.2f} MB", flush=True)
     finally:
         for party in parties:
-            if party.poll() is None and not all(lines):
+            if not all(lines):
                 party.kill()
             party.wait()
 

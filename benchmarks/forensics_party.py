@@ -89,12 +89,10 @@ class Party:
         self.rank, self.other, self._log = rank, 1 - rank, log
         self._recent = hasattr(libspu, "RuntimeConfig")
         self._api = libspu if self._recent else spu.spu_pb2
-        self._secret = libspu.Visibility.VIS_SECRET if self._recent else self._api.VIS_SECRET
-        ot_kind = request["runtime"].get("cheetah_2pc_config", {}).get("ot_kind")
-        if ot_kind is not None:
-            kinds = libspu.CheetahOtKind if self._recent else self._api.CheetahOtKind
-            value = getattr(kinds, ot_kind) if self._recent else kinds.Value(ot_kind)
-            request["runtime"]["cheetah_2pc_config"]["ot_kind"] = value
+        self._secret = self._constant("Visibility", "VIS_SECRET")
+        cheetah = request["runtime"].get("cheetah_2pc_config", {})
+        if "ot_kind" in cheetah:
+            cheetah["ot_kind"] = self._constant("CheetahOtKind", cheetah["ot_kind"])
         config = self._api.RuntimeConfig()
         config.protocol = self._constant("ProtocolKind", "CHEETAH")
         config.field = self._constant("FieldType", request["field"])
@@ -109,8 +107,8 @@ class Party:
             description.add_party(name, address)
         description.recv_timeout_ms = description.http_timeout_ms = 600_000
         description.connect_retry_times, description.connect_retry_interval_ms = 120, 500
-        self._link = libspu.link.create_brpc(description, rank)
-        self._runtime, self._io = spu.Runtime(self._link, config), spu.Io(2, config)
+        self.link = libspu.link.create_brpc(description, rank)
+        self._runtime, self._io = spu.Runtime(self.link, config), spu.Io(2, config)
 
     def _constant(self, kind: str, name: str) -> Any:
         values = getattr(self._api, kind)
@@ -126,24 +124,17 @@ class Party:
             share, given = shares[CLIENT], shares[SERVER]
             chunks = list(given.share_chunks)
             for part in (given.meta, str(len(chunks)).encode(), *chunks):
-                self._link.send(self.other, part)
+                self.link.send(self.other, part)
         else:
             share = libspu.Share()
-            share.meta = self._link.recv(self.other)
-            share.share_chunks = [self._link.recv(self.other) for _ in range(int(self._link.recv(self.other)))]
+            share.meta = self.link.recv(self.other)
+            share.share_chunks = [self.link.recv(self.other) for _ in range(int(self.link.recv(self.other)))]
         self._runtime.set_var(name, share)
 
     def compile(self, function: Callable[..., Any], names: list[str], values: list[np.ndarray]) -> Any:
-        made, _ = frontend.compile(
-            frontend.Kind.JAX,
-            function,
-            [jax.ShapeDtypeStruct(value.shape, value.dtype) for value in values],
-            {},
-            names,
-            [self._secret] * len(values),
-            lambda flat: ["y"],
-            copts=self._options,
-        )
+        shapes = [jax.ShapeDtypeStruct(value.shape, value.dtype) for value in values]
+        given = frontend.Kind.JAX, function, shapes, {}, names, [self._secret] * len(values), lambda flat: ["y"]
+        made, _ = frontend.compile(*given, copts=self._options)
         if self._recent:
             return libspu.Executable(name="f", input_names=names, output_names=["y"], code=made.code)
         made.name = "f"
@@ -162,10 +153,6 @@ class Party:
                 raise RuntimeError("SPU logged no 'Link details: total send bytes' line; another version of SPU?")
             time.sleep(0.02)
 
-    def close(self) -> None:
-        self._link.barrier()
-        self._link.stop_link()
-
 
 def main() -> None:
     rank, addresses, request = int(sys.argv[1]), (sys.argv[2], sys.argv[3]), json.loads(sys.argv[4])
@@ -177,21 +164,21 @@ def main() -> None:
         os.dup2(log.fileno(), 2)
         party = Party(rank, addresses, request, log.fileno())
         generator = np.random.default_rng(0)
-        for operation in request["operations"]:
-            function, owners = KINDS[operation["kind"]]
-            values = [(0.5 * generator.standard_normal(shape)).astype(np.float32) for shape in operation["shapes"]]
-            if operation["kind"] in ("one_hot", "lookup_shared"):
-                values[0] = generator.integers(0, 1000, operation["shapes"][0]).astype(np.int32)
+        for kind, shapes, runs in request["operations"]:
+            function, owners = KINDS[kind]
+            values = [(0.5 * generator.standard_normal(shape)).astype(np.float32) for shape in shapes]
+            if kind in ("one_hot", "lookup_shared"):
+                values[0] = generator.integers(0, 1000, shapes[0]).astype(np.int32)
             names = [f"a{index}" for index in range(len(values))]
             for name, value, owner in zip(names, values, owners, strict=True):
                 party.put(name, value, owner)
             executable = party.compile(function, names, values)
             began = time.monotonic()
-            sent = [party.run(executable) for _ in range(operation["runs"])]
-            seconds = (time.monotonic() - began) / len(sent)
-            answer = {"spu": spu.__version__, "sent": sent, "seconds": round(seconds, 2)}
+            sent = [party.run(executable) for _ in range(runs)]
+            answer = {"sent": sent, "seconds": round((time.monotonic() - began) / runs, 2)}
             os.write(answers, (json.dumps(answer) + "\n").encode())
-        party.close()
+        party.link.barrier()
+        party.link.stop_link()
 
 
 if __name__ == "__main__":

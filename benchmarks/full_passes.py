@@ -12,6 +12,7 @@ Compositions use results/two_party/ops.csv, and savings_ops.csv for operations t
 from __future__ import annotations
 
 import argparse
+import itertools
 import json
 import os
 from pathlib import Path
@@ -25,7 +26,6 @@ from aero.architecture import parse
 from aero.config import Parameters, load
 from aero.errors import run_main
 from aero.model import GPT
-from aero.records import write_text
 from aero.two_party.cost import ledger
 from aero.two_party.program.end_to_end import ask
 from aero.two_party.program.forward import operations
@@ -61,25 +61,15 @@ def full_pass(row: str, named: str, parameters: Parameters) -> dict[str, Any]:
     program, load_before = within_budget(model, named), os.getloadavg()[1]
     settings = Settings(**parameters.two_party.settings() | {"receive_timeout_s": RECEIVE_TIMEOUT_S})
     (answer,), _ = ask(model, prompt, program, settings)
-    return {
-        "architecture": row,
-        "program": named,
-        "computed_as": program,
-        "layers": config.layers,
-        "width": config.width,
-        "tokens": context,
-        "vocabulary": config.vocabulary,
-        "max_logit_error": float(np.abs(answer.logits - plain).max()),
-        "logits_standard_deviation": float(plain.std()),
-        "same_top_token": int(answer.next_token == int(plain.argmax())),
-        "bytes_client": answer.bytes_client,
-        "bytes_server": answer.bytes_server,
-        "messages": answer.messages,
-        "seconds": answer.seconds,
-        "load_before": round(load_before, 2),
-        "load_after": round(os.getloadavg()[2], 2),
-        "provenance": records.provenance(measured=records.now(), settings=parameters.two_party.variant()),
-    }
+    found = {"architecture": row, "program": named, "computed_as": program, "layers": config.layers}
+    found |= {"width": config.width, "tokens": context, "vocabulary": config.vocabulary}
+    found |= {"max_logit_error": float(np.abs(answer.logits - plain).max())}
+    found |= {"logits_standard_deviation": float(plain.std())}
+    found |= {"same_top_token": int(answer.next_token == int(plain.argmax()))}
+    found |= {name: getattr(answer, name) for name in ("bytes_client", "bytes_server", "messages", "seconds")}
+    found |= {"load_before": round(load_before, 2), "load_after": round(os.getloadavg()[2], 2)}
+    made = records.provenance(measured=records.now(), settings=parameters.two_party.variant())
+    return found | {"provenance": made}
 
 
 def composed(entry: dict[str, Any], parameters: Parameters) -> dict[str, Any]:
@@ -100,35 +90,28 @@ def composed(entry: dict[str, Any], parameters: Parameters) -> dict[str, Any]:
     return entry | found | {"operations_measured": [times[0], times[-1]] if times else []}
 
 
-def entries() -> list[dict[str, Any]]:
-    return json.loads(PATH.read_text(encoding="utf-8")) if PATH.is_file() else []
-
-
-def write(lines: list[dict[str, Any]], parameters: Parameters) -> None:
-    content = [composed(entry, parameters) for entry in lines]
-    write_text(PATH, json.dumps(content, indent=1, allow_nan=False) + "\n")
-
-
 def main(arguments: list[str]) -> None:
     parser = argparse.ArgumentParser(prog="python -m benchmarks.full_passes", description=__doc__.splitlines()[0])
     parser.add_argument("rows", nargs="*", type=lambda text: str(parse(text)), help='such as "SM+ScFuFFN"')
     parser.add_argument("--programs", nargs="+", default=["tuned", "as_written"])
     given = parser.parse_args(arguments)
     parameters = load().at_scale("laptop")
-    for row in given.rows:
-        for program in given.programs:
-            done = entries()
-            if any((one["architecture"], one["program"]) == (row, program) for one in done):
-                print(f"{row} {program}: already measured")
-                continue
-            entry = full_pass(row, program, parameters)
-            write([*done, entry], parameters)
-            gigabytes = (entry["bytes_client"] + entry["bytes_server"]) / 1e9
-            print(
-                f"{row} {program}: error {entry['max_logit_error']:.4f}, {gigabytes:.3f} GB, {entry['seconds']:.0f} s"
-            )
-    if done := entries():
-        write(done, parameters)
+    entries: list[dict[str, Any]] = json.loads(PATH.read_text(encoding="utf-8")) if PATH.is_file() else []
+
+    def write() -> None:
+        content = [composed(entry, parameters) for entry in entries]
+        records.write_text(PATH, json.dumps(content, indent=1, allow_nan=False) + "\n")
+
+    for row, program in itertools.product(given.rows, given.programs):
+        if any((one["architecture"], one["program"]) == (row, program) for one in entries):
+            print(f"{row} {program}: already measured")
+            continue
+        entries.append(entry := full_pass(row, program, parameters))
+        write()
+        gigabytes = (entry["bytes_client"] + entry["bytes_server"]) / 1e9
+        print(f"{row} {program}: error {entry['max_logit_error']:.4f}, {gigabytes:.3f} GB, {entry['seconds']:.0f} s")
+    if entries:
+        write()
 
 
 if __name__ == "__main__":

@@ -14,9 +14,7 @@ from __future__ import annotations
 
 import argparse
 import contextlib
-import dataclasses
 import os
-import time
 from pathlib import Path
 from typing import Any
 
@@ -30,20 +28,15 @@ from aero.data.tokenizer import FastTokenizer
 from aero.errors import run_main
 from aero.hf import convert
 from aero.model import GPT
-from aero.records import read_csv
 from aero.two_party.cost.cost_model import folder_of_costs, measured_operations
-from aero.two_party.cost.measure import set_up
-from aero.two_party.program.end_to_end import PublicModel
-from aero.two_party.program.forward import operations, prefix_past
-from aero.two_party.program.generation import Generator, slots_for
+from aero.two_party.program.forward import operations
+from aero.two_party.program.generation import slots_for
 from aero.two_party.program.operations import without_public
-from aero.two_party.program.weights import weight_arrays, within_budget
-from aero.two_party.runtime.parties import Party, run_parties
-from aero.two_party.runtime.profile import check_pair
-from aero.two_party.runtime.settings import CLIENT, Settings
+from aero.two_party.program.weights import within_budget
+from aero.two_party.runtime.settings import Settings
 from benchmarks.full_passes import RECEIVE_TIMEOUT_S, SEED, random_model
-from benchmarks.pretrained import sentences
-from benchmarks.timing import write_lines
+from benchmarks.pretrained import private, sentences
+from benchmarks.timing import replace_lines
 
 PATH = Path("results/two_party/generation.csv")
 LATER = 2
@@ -54,44 +47,22 @@ COLUMNS = (
 )
 
 
-def generation_task(party: Party, given: dict[str, Any]) -> list[dict[str, Any]]:
-    """In a party process: warm up, then the passes of `given["passes"]`, token counts by whether they are cached."""
-    model, client = given["model"], party.rank == CLIENT
-    set_up(party, model.program)
-    found = []
-    for cached, counts in given["passes"].items():
-        weights = None if client else given["weights"]
-        generator, first = Generator(party, model, weights, cached, given["prefix"], given.get("past")), 0
-        for tokens in counts:
-            start = time.monotonic()
-            step = generator.step(given["ids"][first : first + tokens] if client else None, tokens)
-            wall = time.monotonic() - start - step.prepared_s
-            first += tokens
-            found.append({"profile": step.profile, "logits": step.logits, "wall": wall})
-            party.control(f"{'cached' if cached else 'whole'} pass to token {first}: {wall:.1f} s")
-    return found
-
-
 def measure(
     row: str, model: GPT, named: str, prefix: list[int], ids: list[int], parameters: Parameters
 ) -> list[dict[str, Any]]:
     """One line a pass: `ids` after the public `prefix`. row: the model's name in the file. named: the program."""
     config, context, program = model.config, len(ids), within_budget(model, named)
-    passes = {True: [context - LATER, *[1] * LATER], False: [context]}
-    public = PublicModel(str(model.architecture), dataclasses.asdict(config), program)
-    common = {"model": public, "passes": passes, "prefix": len(prefix)}
     settings = Settings(**parameters.two_party.settings() | {"receive_timeout_s": RECEIVE_TIMEOUT_S})
-    load_before = os.getloadavg()[1]
-    own = {"weights": weight_arrays(model, program), "past": prefix_past(model, prefix)}
-    inputs = common | {"ids": ids}, common | own
-    client, server = run_parties(generation_task, *inputs, settings, on_control=lambda said: print(said, flush=True))
-    costs = measured_operations(parameters.two_party.variant(), folder_of_costs(Path()))
-    source, lines, step = records.provenance(), [], iter(zip(client, server, strict=True))
-    for cached, counts in passes.items():
+    texts = [(ids, True, [context - LATER, *[1] * LATER]), (ids, False, [context])]
+    source, load_before = records.provenance(), os.getloadavg()[1]
+    passes = iter(private(model, program, prefix, texts, settings))
+    common = {"run": row, "program": named, "load": round(load_before, 2)}
+    common |= {name: getattr(config, name) for name in ("layers", "width", "vocabulary")}
+    common |= {name: source[name] for name in ("commit", "machine")}
+    costs, lines = measured_operations(parameters.two_party.variant(), folder_of_costs(Path())), []
+    for _, cached, counts in texts:
         for index, tokens in enumerate(counts):
-            (ours, theirs), past = next(step), sum(counts[:index])
-            profile, other = ours["profile"], theirs["profile"]
-            check_pair(profile, other)
+            found, past = next(passes), sum(counts[:index])
             with torch.no_grad():
                 plain = model(torch.tensor([prefix + ids[: past + tokens]]))[0, -1].numpy()
             slots = slots_for(len(prefix) + past, config.context) if past else len(prefix)
@@ -101,14 +72,11 @@ def measure(
             with contextlib.suppress(ValueError):
                 needed = ((without_public(one), count) for one, count in made.items() if past or not prefix)
                 rounds = round(sum(count * costs.rounds(one.name, one.shape) for one, count in needed)) or ""
-            line = {"run": row, "program": named, "cached": int(cached), "pass": index, "prompt_tokens": counts[0]}
-            line |= {"layers": config.layers, "width": config.width, "vocabulary": config.vocabulary, "rows": tokens}
-            line |= {"past": past, "slots": slots, "bytes": profile.bytes, "rounds": rounds}
-            line |= {"messages": profile.messages_sent + other.messages_sent, "load": round(load_before, 2)}
-            line |= {"seconds": round(max(profile.seconds, other.seconds), 2), "wall_seconds": round(ours["wall"], 2)}
-            line |= {"logit_error": round(float(np.abs(ours["logits"] - plain).max()), 6)}
-            line |= {"top_token_equal": int(ours["logits"].argmax() == plain.argmax())}
-            lines.append(line | {name: source[name] for name in ("commit", "machine")} | {"measured": records.now()})
+            line = common | {"cached": int(cached), "pass": index, "prompt_tokens": counts[0], "rows": tokens}
+            line |= {"past": past, "slots": slots, "rounds": rounds, "seconds": round(found["computing"], 2)}
+            line |= {"bytes": found["bytes"], "messages": found["messages"], "wall_seconds": found["seconds"]}
+            line |= {"logit_error": round(float(np.abs(found["logits"] - plain).max()), 6), "measured": records.now()}
+            lines.append(line | {"top_token_equal": int(found["logits"].argmax() == plain.argmax())})
     return lines
 
 
@@ -133,15 +101,10 @@ def main(arguments: list[str]) -> None:
             ids = np.random.default_rng(SEED).integers(0, model.config.vocabulary, model.config.context).tolist()
         for program in given.programs:
             lines = measure(row, model, program, prefix, ids, parameters)
-            kept = [old for old in read_csv(given.out) if (old["run"], old["program"]) != (row, program)]
-            write_lines(given.out, COLUMNS, [*kept, *lines])
-            whole = lines[-1]
+            replace_lines(given.out, COLUMNS, lines, "run", "program")
             for line in lines:
-                print(
-                    f"{row} {program}: {line['rows']} rows after {line['past']}: {line['bytes'] / 1e6:.1f} MB "
-                    f"({line['bytes'] / whole['bytes']:.3f} of a whole pass), {line['seconds']:.1f} s "
-                    f"({line['seconds'] / whole['seconds']:.3f}), error {line['logit_error']:.4f}"
-                )
+                cost = f"{line['bytes'] / 1e6:.1f} MB, {line['seconds']:.1f} s, error {line['logit_error']:.4f}"
+                print(f"{row} {program}: {line['rows']} rows after {line['past']}: {cost}")
 
 
 if __name__ == "__main__":

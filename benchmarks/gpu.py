@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import argparse
 import dataclasses
-import json
 import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -19,21 +18,20 @@ from typing import Any
 
 import torch
 
-from aero import records
-from aero.architecture import parse
+from aero.architecture import Architecture, parse
 from aero.config import load
 from aero.data.batches import Batches
 from aero.data.tokens import TokenStream
 from aero.errors import UserError, check_minutes, run_main
 from aero.flops import count
 from aero.model import ModelConfig
-from aero.records import Row, write_text
+from aero.records import Row
 from aero.training.distributed import default_device
 from aero.training.loop import Regularizer, Trainer, train
+from benchmarks.timing import save
 
 ROWS = ("SM+LN+G", "SM(t)+LN+G", "EReg(SM(t)+LN+G)", "SM(t)+ScFuFFN", "EReg(SM(t)+ScFuFFN)")
 """Steps of these: the baseline, and two architectures each with and without the regulariser."""
-PAIRS = (("SM(t)+LN+G", "EReg(SM(t)+LN+G)"), ("SM(t)+ScFuFFN", "EReg(SM(t)+ScFuFFN)"))
 TARGETS = {"utilisation": {"128": 0.35, "512": 0.45}, "overhead": 0.10}
 """Targets for the model of 12 layers."""
 
@@ -68,57 +66,42 @@ def main(arguments: list[str]) -> None:
     if device != "cuda" and not chosen.tiny:
         raise UserError("no CUDA device here; --tiny shows the form of the result on a CPU")
     sizes, deadline = TINY if chosen.tiny else Sizes(), time.monotonic() + 60 * chosen.minutes
-    made = records.provenance(
-        torch=torch.__version__,
-        device=torch.cuda.get_device_name() if device == "cuda" else "cpu",
-        measured=records.now(),
-    )
+    name = torch.cuda.get_device_name() if device == "cuda" else "cpu"
     found: dict[str, Any] = {"sizes": dataclasses.asdict(sizes), "tiny": chosen.tiny, "targets": TARGETS}
-    found |= {"card": {}, "steps": [], "left_out": [], "provenance": made}
+    found |= {"card": card(sizes, device), "steps": [], "left_out": []}
 
-    def keep() -> None:
-        found["overhead"] = overheads(found["steps"])
-        write_text(chosen.out / "gpu.json", json.dumps(found, indent=1) + "\n")
+    def keep(said: str) -> None:
+        save("gpu", found | {"overhead": overheads(found["steps"])}, chosen.out, device=name)
+        print(said, flush=True)
 
-    found["card"] = card(sizes, device)
-    keep()
-    print(f"{made['device']}: bf16 matrix product {found['card']['matrix_flops'] / 1e12:.1f} TFLOP/s", flush=True)
+    rate = found["card"]["matrix_flops"]
+    keep(f"{name}: bf16 matrix product {rate / 1e12:.1f} TFLOP/s")
     steps = [(row, context, True) for context in sizes.contexts for row in ROWS]
     steps += [(row, context, False) for context in sizes.contexts for row in ROWS[1:3]]
     for row, context, compiled in steps:
-        name = f"step of {row} at T={context}{'' if compiled else ', not compiled'}"
-        if time.monotonic() > deadline:
-            found["left_out"].append({"part": name, "why": "no time left"})
-            continue
-        try:
-            line = step_speed(row, context, sizes, device, compiled, found["card"])
-        except Exception as error:  # what fails on this card must not cost the other parts
-            said = f"{type(error).__name__}: {' '.join(str(error).split())[:300]}"
-            found["left_out"].append({"part": name, "why": said})
-            print(f"{name}: {said}", flush=True)
-            continue
-        found["steps"].append(line)
-        print(f"{name}: {line['tokens_per_second']:,.0f} tokens/s, {line['utilisation']:.0%}", flush=True)
-        keep()
-    keep()
+        part, why = f"step of {row} at T={context}{'' if compiled else ', not compiled'}", "no time left"
+        if time.monotonic() < deadline:
+            try:
+                found["steps"].append(line := step_speed(row, context, sizes, device, compiled, rate))
+            except Exception as error:  # what fails on this card must not cost the other parts
+                why = f"{type(error).__name__}: {' '.join(str(error).split())[:300]}"
+            else:
+                keep(f"{part}: {line['tokens_per_second']:,.0f} tokens/s, {line['utilisation']:.0%}")
+                continue
+        found["left_out"].append({"part": part, "why": why})
+        keep(f"{part}: {why}")
 
 
 def timed(function: Callable[[], Any], repeats: int, device: str) -> list[float]:
     """Seconds of `repeats` calls after two that warm up, each on an idle device."""
-    seconds = []
-    for repeat in range(repeats + 2):
-        _wait(device)
+    seconds, wait = [], torch.cuda.synchronize if device == "cuda" else lambda: None
+    for _ in range(repeats + 2):
+        wait()
         began = time.perf_counter()
         function()
-        _wait(device)
-        if repeat >= 2:
-            seconds.append(time.perf_counter() - began)
-    return seconds
-
-
-def _wait(device: str) -> None:
-    if device == "cuda":
-        torch.cuda.synchronize()
+        wait()
+        seconds.append(time.perf_counter() - began)
+    return seconds[2:]
 
 
 def card(sizes: Sizes, device: str) -> dict[str, float]:
@@ -137,69 +120,42 @@ def card(sizes: Sizes, device: str) -> dict[str, float]:
     }
 
 
-def step_flops(architecture: str, context: int, sizes: Sizes) -> float:
-    """FLOPs of one step by the papers' formulas: three forward passes, the vocabulary projection 2 d V with them."""
-    config = _config(context, sizes)
-    counted = count(parse(architecture), config, context)
-    return 3 * sizes.tokens * ((counted.ffn + counted.attention) / context + 2 * sizes.width * sizes.vocabulary)
-
-
-def _config(context: int, sizes: Sizes) -> ModelConfig:
-    return ModelConfig(sizes.vocabulary, context, sizes.layers, sizes.heads, sizes.width, 4 * sizes.width)
-
-
-def _steps(architecture: str, context: int, sizes: Sizes, device: str, compiled: bool, steps: int) -> list[Row]:
-    """Rows of a training of so many steps on random tokens, by the loop that every run is trained with."""
+def _steps(architecture: Architecture, config: ModelConfig, sizes: Sizes, device: str, compiled: bool) -> list[Row]:
+    """Rows of a training on random tokens, by the loop that every run is trained with."""
     draw = torch.Generator().manual_seed(1)
     ids = torch.randint(0, sizes.vocabulary - 1, (4 * sizes.tokens,), generator=draw).numpy().astype("uint16")
     stream = TokenStream(ids, torch.tensor([0, len(ids)]).numpy().astype("uint64"))
-    batch = sizes.tokens // context
-    batches = Batches(stream, context, batch, 1, packing=True, device=device)
-    recipe = load().at_scale("gpu").active.train
-    settings = recipe.model_copy(
-        update={
-            "steps": steps,
-            "batch_size": batch,
-            "precision": "bfloat16" if device == "cuda" else "float32",
-            "compile": compiled,
-            "log_every": sizes.every,
-            "evaluate_every": 10**9,  # one batch, at the first step and the last, outside what is timed
-            "checkpoint_every": 10**9,
-        }
-    )
+    batch, precision = sizes.tokens // config.context, "bfloat16" if device == "cuda" else "float32"
+    batches = Batches(stream, config.context, batch, 1, packing=True, device=device)
+    changes = {"steps": sizes.steps, "batch_size": batch, "precision": precision, "compile": compiled}
+    # One batch is evaluated, at the first step and the last, outside what is timed.
+    changes |= {"log_every": sizes.every, "evaluate_every": 10**9, "checkpoint_every": 10**9}
+    settings = load().at_scale("gpu").active.train.model_copy(update=changes)
     regularizer, held_out = Regularizer("position_sum", 0.2, 1e-5), [batches.batch(0)[:2].cpu()]
-    config = _config(context, sizes)
-    trainer = Trainer(parse(architecture), config, settings, regularizer, batches, held_out, 1, device)
+    trainer = Trainer(architecture, config, settings, regularizer, batches, held_out, 1, device)
     return train(trainer, progress=False).rows
 
 
-def step_speed(
-    architecture: str, context: int, sizes: Sizes, device: str, compiled: bool, rates: dict[str, float]
-) -> dict[str, Any]:
-    """Tokens a second of training steps, and their share of the measured matrix rate.
+def step_speed(row: str, context: int, sizes: Sizes, device: str, compiled: bool, rate: float) -> dict[str, Any]:
+    """Tokens a second of training steps, and their share of the measured rate of matrix products.
 
     Of the times between logged steps the median; the first, in which all is compiled, is told apart.
     """
     if device == "cuda":
         torch.cuda.reset_peak_memory_stats()
-    rows = _steps(architecture, context, sizes, device, compiled, sizes.steps)
-    logged = [row for row in rows if row["step"] > 1 and row["step"] % sizes.every == 0]
+    architecture, width = parse(row), sizes.width
+    config = ModelConfig(sizes.vocabulary, context, sizes.layers, sizes.heads, width, 4 * width)
+    rows, counted = _steps(architecture, config, sizes, device, compiled), count(architecture, config, context)
+    # By the papers' formulas: three forward passes, the vocabulary projection 2 d V with them.
+    flops = 3 * sizes.tokens * ((counted.ffn + counted.attention) / context + 2 * width * sizes.vocabulary)
+    logged = [one for one in rows if one["step"] > 1 and one["step"] % sizes.every == 0]
     seconds = [(b["seconds"] - a["seconds"]) / sizes.every for a, b in zip(logged, logged[1:], strict=False)]
     speeds = sorted(sizes.tokens / max(value, 1e-9) for value in seconds)
-    flops = step_flops(architecture, context, sizes)
-    return {
-        "architecture": architecture,
-        "context": context,
-        "tokens_per_step": sizes.tokens,
-        "compiled": compiled,
-        "seconds_to_first_step": rows[0]["seconds"],
-        "tokens_per_second": median(speeds),
-        "tokens_per_second_range": [speeds[0], speeds[-1]],
-        "flops_per_step": flops,
-        "utilisation": flops * median(speeds) / sizes.tokens / rates["matrix_flops"],
-        "peak_bytes": torch.cuda.max_memory_allocated() if device == "cuda" else None,
-        "final_loss": rows[-1]["train_loss"],
-    }
+    found = {"architecture": row, "context": context, "tokens_per_step": sizes.tokens, "compiled": compiled}
+    found |= {"seconds_to_first_step": rows[0]["seconds"], "final_loss": rows[-1]["train_loss"]}
+    found |= {"tokens_per_second": median(speeds), "tokens_per_second_range": [speeds[0], speeds[-1]]}
+    found |= {"peak_bytes": torch.cuda.max_memory_allocated() if device == "cuda" else None, "flops_per_step": flops}
+    return found | {"utilisation": flops * median(speeds) / sizes.tokens / rate}
 
 
 def overheads(steps: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
@@ -211,8 +167,8 @@ def overheads(steps: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
     return [
         {"architecture": there, "context": t, "compiled": compiled, "overhead": by[plain, t, compiled] / speed - 1}
         for (there, t, compiled), speed in by.items()
-        for plain, with_ in PAIRS
-        if there == with_ and (plain, t, compiled) in by
+        for plain in ROWS
+        if there == f"EReg({plain})" and (plain, t, compiled) in by
     ]
 
 

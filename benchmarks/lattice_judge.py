@@ -23,6 +23,7 @@ from aero.errors import UserError, run_main
 from aero.two_party.lattice import lookup, matmul
 from aero.two_party.lattice.matmul import DEGREE, LEVELS, PACKED, RESULT_BITS
 from aero.two_party.lattice.polynomials import DEVIATION
+from benchmarks.timing import write_lines
 
 PATH = Path("results/two_party/lattice_judge.csv")
 LAYOUT = matmul.Layout(128, 768, 32)
@@ -95,10 +96,8 @@ def security(degree: int, modulus_bits: float) -> float:
         root = math.log2((math.pi * beta) ** (1 / beta) * beta / (2 * math.pi * math.e)) / (2 * (beta - 1))
         for samples in range(degree // 4, 2 * degree, 16):
             d = samples + degree + 1
-            if (
-                math.log2(beta * DEVIATION**2) / 2
-                <= (2 * beta - d - 1) * root + (modulus_bits * samples + ratio * degree) / d
-            ):
+            found = (2 * beta - d - 1) * root + (modulus_bits * samples + ratio * degree) / d
+            if math.log2(beta * DEVIATION**2) / 2 <= found:
                 return round(0.292 * beta + 16.4 + math.log2(8 * d), 1)
     return math.inf
 
@@ -142,9 +141,8 @@ def main(_: list[str]) -> None:
         lines.append((f"matmul: {name} uniform", round(uniform, 3), "", "p, Kolmogorov-Smirnov"))
         lines.append((f"matmul: {name} alike for a matrix and zeros", round(same, 3), "", "p, two samples"))
     columns = ("check", "value", "beside", "what", "commit")
-    rows = [dict(zip(columns, (*line, records.commit()), strict=True)) for line in lines]
-    records.write_text(PATH, text := records.csv_text(columns, rows))
-    print(text)
+    write_lines(PATH, columns, [dict(zip(columns, (*line, records.commit()), strict=True)) for line in lines])
+    print(PATH.read_text(encoding="utf-8"))
 
 
 if __name__ == "__main__":

@@ -12,6 +12,7 @@ savings_errors.csv after every program. Both go on where they were stopped.
 from __future__ import annotations
 
 import argparse
+import itertools
 import json
 import math
 from pathlib import Path
@@ -26,7 +27,6 @@ from aero.config import Parameters, load
 from aero.data.batches import evaluation_batches
 from aero.data.tokens import open_tokens
 from aero.errors import UserError, run_main
-from aero.records import read_csv
 from aero.two_party.cost import ledger
 from aero.two_party.cost.composition import estimate
 from aero.two_party.cost.cost_model import measured_operations
@@ -40,7 +40,7 @@ from aero.two_party.program.optimizations import OPTIMIZATIONS, toggled
 from aero.two_party.runtime.settings import Settings
 from aero.two_party.serving import handshake
 from aero.two_party.serving.answer import weights_sha256
-from benchmarks.timing import write_lines
+from benchmarks.timing import replace_lines, write_lines
 
 ROWS = ("SM+LN+G", "SM+LN+R", "SM+ScFuFFN", "EReg(SM(t)+ScFuFFN)", "SOTA(SM+ScFuFFN)")
 FOLDER = Path("results/two_party")
@@ -48,18 +48,10 @@ ERRORS = FOLDER / "savings_errors.csv"
 PROMPTS_A_SESSION = 20
 AT_ONCE = 4
 """Operations of a session; measurements are written after each session."""
-OUTSIDE_TUNED = (
-    "tuned",
-    "tuned+narrow_comparisons",
-    "tuned+wide_maxima",
-    "tuned+bounded_reciprocals",
-    "tuned+narrow_comparisons+wide_maxima+bounded_reciprocals",
-)
+_OUTSIDE = ("narrow_comparisons", "wide_maxima", "bounded_reciprocals")
+OUTSIDE_TUNED = ("tuned", *(f"tuned+{name}" for name in _OUTSIDE), f"tuned+{'+'.join(_OUTSIDE)}")
 ERROR_KEY = ("architecture", "program", "scale", "tokens")
-ERROR_COLUMNS = (
-    *("architecture", "program", "scale", "prompts", "tokens"),
-    *("max_logit_error", "same_top_token", "provenance"),
-)
+ERROR_COLUMNS = (*ERROR_KEY[:3], "prompts", "tokens", "max_logit_error", "same_top_token", "provenance")
 
 
 def programs() -> list[str]:
@@ -79,14 +71,12 @@ def needed(parameters: Parameters) -> dict[tuple[str, str], dict[Operation, int]
     return found
 
 
-def measure_bytes(parameters: Parameters) -> None:
-    """Measure what is missing, small operations first, and compose the rows that are complete."""
+def measure_bytes(parameters: Parameters, context: int) -> None:
+    """Measure what is missing, small operations first, and compose the rows."""
     wanted, variant = needed(parameters), parameters.two_party.variant()
-    context = parameters.at_scale("laptop").two_party_model()[1]
     path = FOLDER / "savings_ops.csv"
     own = ledger.read(path, ledger.Measurement) if path.is_file() else []
-    others = ledger.read(FOLDER / "ops.csv", ledger.Measurement)
-    measured = ledger.by_operation([*own, *others])
+    measured = ledger.by_operation([*own, *ledger.read(FOLDER / "ops.csv", ledger.Measurement)])
     if {row.variant for row in measured.values()} != {variant}:
         raise UserError(f"{FOLDER} holds operations of other settings than {variant}; measure ops.csv again")
     missing = {op for counts in wanted.values() for op in counts if (op.name, op.shape) not in measured}
@@ -95,31 +85,25 @@ def measure_bytes(parameters: Parameters) -> None:
     for first in range(0, len(small_first), AT_ONCE):
         own += measure(small_first[first : first + AT_ONCE], "gpt2", context, variant, settings, runs=3)
         ledger.write(path, sorted(own, key=lambda row: row.key), ledger.Measurement)
-    measured = ledger.by_operation([*own, *others])
+    measured = ledger.by_operation(own) | measured
     lines = []
     for (row, program), counts in wanted.items():
-        try:
-            parts = [(count, ledger.find(measured, operation)) for operation, count in counts.items()]
-        except ValueError:
-            continue
+        parts = [(count, ledger.find(measured, operation)) for operation, count in counts.items()]
         sent = sum(count * part.bytes for count, part in parts) + ledger.session_setup(part for _, part in parts)
         seconds = sum(count * part.seconds for count, part in parts)
-        line = {"architecture": row, "program": program, "bytes": f"{sent:.0f}", "seconds": f"{seconds:.1f}"}
-        lines.append(line)
+        lines.append({"architecture": row, "program": program, "bytes": f"{sent:.0f}", "seconds": f"{seconds:.1f}"})
     write_lines(FOLDER / "savings.csv", ("architecture", "program", "bytes", "seconds"), lines)
-    print(f"{len(lines)} of {len(wanted)} rows: {FOLDER / 'savings.csv'}")
+    print(f"{len(lines)} rows: {FOLDER / 'savings.csv'}")
 
 
-def write_rounds(parameters: Parameters) -> None:
+def write_rounds(parameters: Parameters, context: int) -> None:
     """Compose bytes and rounds of `OUTSIDE_TUNED` from measured operations, of whatever age."""
-    context = parameters.at_scale("laptop").two_party_model()[1]
     measured = measured_operations(parameters.two_party.variant())
     lines = []
-    for row in ("SM+ScFuFFN", "SM+LN+R", "SM+LN+G"):
-        for program in OUTSIDE_TUNED:
-            cost = estimate(parse(row), published_sizes("gpt2", context), program, measured)
-            line = {"architecture": row, "program": program, "bytes": f"{cost.bytes:.0f}"}
-            lines.append(line | {"rounds": f"{cost.rounds:.1f}"})
+    for row, program in itertools.product(("SM+ScFuFFN", "SM+LN+R", "SM+LN+G"), OUTSIDE_TUNED):
+        cost = estimate(parse(row), published_sizes("gpt2", context), program, measured)
+        line = {"architecture": row, "program": program, "bytes": f"{cost.bytes:.0f}"}
+        lines.append(line | {"rounds": f"{cost.rounds:.1f}"})
     write_lines(FOLDER / "rounds.csv", ("architecture", "program", "bytes", "rounds"), lines)
 
 
@@ -136,22 +120,18 @@ def measure_errors(parameters: Parameters, run: str, chosen: list[str], prompts:
     made = {"weights": weights_sha256(model), "code": handshake.versions()["code"]}
     for program in chosen:
         key = dict(zip(ERROR_KEY, (str(model.architecture), program, scale, str(ids.shape[1])), strict=True))
-        same = [line for line in read_csv(ERRORS) if key.items() <= line.items()]
+        same = [line for line in records.read_csv(ERRORS) if key.items() <= line.items()]
         if same and made.items() <= json.loads(same[0]["provenance"]).items() and int(same[0]["prompts"]) >= len(ids):
             continue
-        settings = Settings(**parameters.two_party.settings())
-        answers = [
-            answer
-            for part in range(0, len(ids), PROMPTS_A_SESSION)
-            for answer in ask(model, ids[part : part + PROMPTS_A_SESSION].numpy(), program, settings)[0]
-        ]
+        settings, answers = Settings(**parameters.two_party.settings()), []
+        for part in ids.split(PROMPTS_A_SESSION):
+            answers += ask(model, part.numpy(), program, settings)[0]
         pairs = list(zip(answers, plain, strict=True))
         worst = max(float(np.abs(answer.logits - logits).max()) for answer, logits in pairs)
         top = sum(int(answer.next_token == logits.argmax()) for answer, logits in pairs)
         found: dict[str, Any] = {"prompts": len(ids), "max_logit_error": f"{worst:.5f}", "same_top_token": top}
         found["provenance"] = ledger.as_json(**records.provenance(**made, measured=records.now()))
-        others = [line for line in read_csv(ERRORS) if not key.items() <= line.items()]
-        write_lines(ERRORS, ERROR_COLUMNS, [*others, {**key, **found}])
+        replace_lines(ERRORS, ERROR_COLUMNS, [key | found], *ERROR_KEY)
         print(f"{key['architecture']} {program}: error {worst:.4f}, same top token {top}/{len(ids)}", flush=True)
 
 
@@ -164,10 +144,11 @@ def main(arguments: list[str]) -> None:
     parser.add_argument("--tokens", type=int, default=32, help="tokens of each prompt (errors)")
     given = parser.parse_args(arguments)
     parameters = load()
+    _, context = parameters.at_scale("laptop").two_party_model()
     if given.what == "bytes":
-        measure_bytes(parameters)
+        measure_bytes(parameters, context)
     elif given.what == "rounds":
-        write_rounds(parameters)
+        write_rounds(parameters, context)
     else:
         parameters.run(given.run)
         measure_errors(parameters, given.run, given.programs or programs(), given.prompts, given.tokens)

@@ -20,10 +20,11 @@ import time
 from collections.abc import Sequence
 from pathlib import Path
 
+from dvc.repo import Repo
+
 from aero.errors import run_main
 from aero.records import ROOT
 from benchmarks import timing
-from benchmarks.timing import ratio, spread
 
 FILE = "dvc.yaml"
 
@@ -34,11 +35,9 @@ def environment(root: Path) -> dict[str, str]:
 
 
 def said(root: Path, *command: str) -> str:
-    """What a command prints. RuntimeError with its last lines if it fails."""
-    done = subprocess.run(command, cwd=root, env=environment(root), capture_output=True, text=True)
-    if done.returncode:
-        raise RuntimeError(f"{' '.join(command)}: {(done.stdout + done.stderr)[-2000:]}")
-    return done.stdout
+    """What a command prints. CalledProcessError if it fails."""
+    options = {"cwd": root, "env": environment(root), "stdout": subprocess.PIPE, "text": True}
+    return subprocess.run(command, check=True, **options).stdout
 
 
 def timed(root: Path, *command: str) -> float:
@@ -56,38 +55,25 @@ def clone(folder: Path, scale: str) -> Path:
     return root
 
 
-def train(root: Path, jobs: int) -> float:
-    """Seconds of training the default set anew."""
-    shutil.rmtree(root / "runs/default", ignore_errors=True)
-    return timed(root, sys.executable, "-m", "stages.train_many", "--jobs", str(jobs))
-
-
 def stand_in(root: Path) -> int:
-    """Write a small file for every output of a pipeline file that is not there, and how many there are."""
-    code = (
-        "from dvc.repo import Repo\n"
-        f"for stage in Repo('.').stage.collect({FILE!r}):\n"
-        "    for out in stage.outs: print(out.fs_path)\n"
-    )
-    made = 0
-    for line in said(root, sys.executable, "-c", code).splitlines():
-        path = Path(line)
-        if not path.exists():
-            path.parent.mkdir(parents=True, exist_ok=True)
-            if not path.suffix:
-                path.mkdir()
-                path = path / "file"
-            path.write_text(f"{path.relative_to(root)}\n")
-            made += 1
-    return made
+    """Write a small file for every output of the pipeline that is not there; how many were written."""
+    with Repo(str(root)) as repo:
+        outs = [Path(out.fs_path) for stage in repo.stage.collect(str(root / FILE)) for out in stage.outs]
+    missing = [path for path in outs if not path.exists()]
+    for path in missing:
+        file = path if path.suffix else path / "file"
+        file.parent.mkdir(parents=True, exist_ok=True)
+        file.write_text(f"{file.relative_to(root)}\n")
+    return len(missing)
 
 
 def by_jobs(root: Path, pairs: int) -> dict[int, list[float]]:
-    """Seconds of training by one job and by two, `pairs` times, first the one and then the other first."""
+    """Seconds of training the default set anew by one job and by two, `pairs` times, each first every other time."""
     seconds: dict[int, list[float]] = {1: [], 2: []}
     for pair in range(pairs):
         for jobs in (1, 2) if pair % 2 == 0 else (2, 1):
-            seconds[jobs].append(train(root, jobs))
+            shutil.rmtree(root / "runs/default", ignore_errors=True)
+            seconds[jobs].append(timed(root, sys.executable, "-m", "stages.train_many", "--jobs", str(jobs)))
             print(f"default set, {jobs} at once: {seconds[jobs][-1]:.0f} s", flush=True)
     return seconds
 
@@ -99,8 +85,9 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--repeats", type=int, default=5, help="repeats of timings that take seconds")
     parser.add_argument("--folder", type=Path, default=timing.FOLDER)
     chosen = parser.parse_args(arguments)
-    helped = [timed(ROOT, sys.executable, "-m", "aero.cli", "--help") for _ in range(chosen.repeats + 1)][1:]
-    print(f"aero --help: {spread(helped)['median']:.2f} s", flush=True)
+    aero_help = sys.executable, "-m", "aero.cli", "--help"
+    helped = timing.spread([timed(ROOT, *aero_help) for _ in range(chosen.repeats + 1)][1:])
+    print(f"aero --help: {helped['median']:.2f} s", flush=True)
     with tempfile.TemporaryDirectory() as folder:
         root = clone(Path(folder), chosen.scale)
         said(root, "dvc", "repro", "-q", "tokenize")
@@ -108,21 +95,13 @@ def main(arguments: Sequence[str] | None = None) -> None:
         seconds = by_jobs(root, chosen.pairs)
         made = stand_in(root)
         said(root, "dvc", "commit", "-q", "-f", FILE)
-        idle = [timed(root, "dvc", "repro", "-q", "-s", FILE) for _ in range(chosen.repeats)]
-        checked = [timed(root, "dvc", "status", "-q", FILE) for _ in range(chosen.repeats)]
-    print(f"nothing to do: {spread(idle)['median']:.1f} s", flush=True)
-    values = {
-        "scale": chosen.scale,
-        "cores": timing.cores(),
-        "help_seconds": spread(helped),
-        "pairs": chosen.pairs,
-        "seconds_by_jobs": {str(jobs): [round(value, 2) for value in values] for jobs, values in seconds.items()},
-        "two_jobs_over_one": ratio(seconds[1], seconds[2]),
-        "stages": len(listed),
-        "stood_in": made,
-        "idle_repro_seconds": spread(idle),
-        "idle_status_seconds": spread(checked),
-    }
+        idle = timing.spread([timed(root, "dvc", "repro", "-q", "-s", FILE) for _ in range(chosen.repeats)])
+        checked = timing.spread([timed(root, "dvc", "status", "-q", FILE) for _ in range(chosen.repeats)])
+    print(f"nothing to do: {idle['median']:.1f} s", flush=True)
+    values = {"scale": chosen.scale, "cores": len(os.sched_getaffinity(0)), "pairs": chosen.pairs}
+    values |= {"seconds_by_jobs": {str(jobs): [round(one, 2) for one in found] for jobs, found in seconds.items()}}
+    values |= {"two_jobs_over_one": timing.ratio(seconds[1], seconds[2]), "stood_in": made, "help_seconds": helped}
+    values |= {"idle_repro_seconds": idle, "idle_status_seconds": checked, "stages": len(listed)}
     timing.save("pipeline", values, chosen.folder)
 
 

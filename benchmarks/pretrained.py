@@ -17,6 +17,7 @@ import itertools
 import os
 import re
 import time
+from collections.abc import Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -39,14 +40,17 @@ from aero.two_party.program.inputs import Past, at_positions, one_hot_rows
 from aero.two_party.program.operations import call
 from aero.two_party.program.weights import weight_arrays, within_budget
 from aero.two_party.runtime.parties import Party, run_parties
-from aero.two_party.runtime.settings import CLIENT, Settings
-from benchmarks.timing import write_lines
+from aero.two_party.runtime.profile import Profile, check_pair
+from aero.two_party.runtime.settings import Settings
+from benchmarks.timing import replace_lines, write_lines
 
 FOLDER = Path("results/two_party")
 TOKENS, PROBES = 16, 7
 RANGES = ("model", "prefix", "layer", "operation", "limit", "value", "holds", "share", "commit")
-COLUMNS = ("model", "prefix", "how", "program", "prompt", "tokens", "token", "top_token_equal", "max_error")
-COLUMNS = (*COLUMNS, "rms_error", "bytes", "messages", "seconds", "load", "measured", "commit", "machine")
+COLUMNS = (
+    *("model", "prefix", "how", "program", "prompt", "tokens", "token", "top_token_equal", "max_error"),
+    *("rms_error", "bytes", "messages", "seconds", "load", "measured", "commit", "machine"),
+)
 
 
 def sentences(tokenizer: FastTokenizer) -> list[list[int]]:
@@ -59,7 +63,8 @@ def sentences(tokenizer: FastTokenizer) -> list[list[int]]:
 def ranges(model: GPT, program: str, prefix: list[int], settings: Settings) -> list[dict[str, Any]]:
     """For each layer and operation, the largest value relative to its limit."""
     largest: dict[tuple[int, str], tuple[float, str, float]] = {}
-    most, weights, past, layer = limits(settings), weight_arrays(model, program), prefix_past(model, prefix), 0
+    most, weights, past = limits(settings), weight_arrays(model, program), prefix_past(model, prefix)
+    reached: list[int] = []  # layers of the pass, from 0 for the embedding
 
     def run(kind: str, *arrays: Any, **constants: float) -> Any:
         if kind == "embedding_lookup":
@@ -67,17 +72,14 @@ def ranges(model: GPT, program: str, prefix: list[int], settings: Settings) -> l
         result, found = watched(kind, arrays, constants)
         for name, value in found:
             one = (value / most[name], name, value)
-            largest[layer, kind] = max(one, largest.get((layer, kind), one))
+            largest[reached[-1], kind] = max(one, largest.get((reached[-1], kind), one))
         return result
 
-    def at(number: int) -> None:
-        nonlocal layer
-        layer = number
-
     for ids in itertools.islice(probes(model, prefix), PROBES):
-        layer, rows = 0, one_hot_rows(ids, model.config.vocabulary)
-        placed = at_positions(weights, len(prefix), len(ids))
-        forward(run, model.architecture, model.config, program, placed, jax.numpy.asarray(rows), past, at)
+        reached.append(0)
+        placed, rows = at_positions(weights, len(prefix), len(ids)), one_hot_rows(ids, model.config.vocabulary)
+        rows = jax.numpy.asarray(rows)
+        forward(run, model.architecture, model.config, program, placed, rows, past, reached.append)
     return [
         {"layer": layer, "operation": kind, "limit": name, "value": f"{value:.4g}", "holds": f"{most[name]:.4g}"}
         | {"share": f"{share:.3g}"}
@@ -87,64 +89,64 @@ def ranges(model: GPT, program: str, prefix: list[int], settings: Settings) -> l
 
 def emulated(model: GPT, program: str, prefix: list[int], prompts: list[list[int]], bits: int) -> list[np.ndarray]:
     """Logits (V,) after each prompt."""
+
+    def rounded(x: Any) -> Any:
+        return jax.numpy.round(jax.numpy.asarray(x, "float64") * 2.0**bits) / 2.0**bits
+
+    def run(kind: str, *arrays: Any, **constants: float) -> Any:
+        return rounded(arrays[0] @ arrays[1] if kind == "embedding_lookup" else call(kind, *arrays, **constants))
+
+    found, past = [], prefix_past(model, prefix)
     with jax.experimental.enable_x64():
-
-        def rounded(x: Any) -> Any:
-            return jax.numpy.round(jax.numpy.asarray(x, "float64") * 2.0**bits) / 2.0**bits
-
-        def run(kind: str, *arrays: Any, **constants: float) -> Any:
-            result = arrays[0] @ arrays[1] if kind == "embedding_lookup" else call(kind, *arrays, **constants)
-            return rounded(result)
-
         weights = {name: rounded(value) for name, value in weight_arrays(model, program).items()}
-        past = prefix_past(model, prefix)
-        past = Past([rounded(one) for one in past.keys], [rounded(one) for one in past.values])
-        found = []
+        past = Past(list(map(rounded, past.keys)), list(map(rounded, past.values)))
         for ids in prompts:
-            rows = rounded(one_hot_rows(ids, model.config.vocabulary))
-            placed = at_positions(weights, len(prefix), len(ids))
-            logits, *_ = forward(run, model.architecture, model.config, program, placed, rows, past)
+            rows, placed = one_hot_rows(ids, model.config.vocabulary), at_positions(weights, len(prefix), len(ids))
+            logits, *_ = forward(run, model.architecture, model.config, program, placed, rounded(rows), past)
             found.append(np.asarray(logits))
-        return found
+    return found
 
 
-def private_task(party: Party, given: dict[str, Any]) -> list[tuple[Any, Any, float]]:
-    """In a party process: warm up, then each prompt: profile, logits (client), seconds."""
-    model: PublicModel = given["model"]
+def passes_task(party: Party, given: dict[str, Any]) -> list[tuple[Profile, Any, float]]:
+    """In a party process: warm up, then the passes of every text: profile, logits (client), seconds."""
+    model, found = given["model"], []
     set_up(party, model.program)
-    found = []
-    for index in range(given["prompts"]):
-        passes = Generator(party, model, given.get("weights"), True, given["prefix"], given.get("past"))
-        start = time.monotonic()
-        step = passes.step(given["ids"][index] if party.rank == CLIENT else None, TOKENS)
-        found.append((step.profile, step.logits, time.monotonic() - start - step.prepared_s))
-        party.control(f"prompt {index + 1} of {given['prompts']}: {found[-1][-1]:.0f} s")
+    for ids, cached, counts in given["texts"]:
+        generator, first = Generator(party, model, given.get("weights"), cached, given["prefix"], given.get("past")), 0
+        for tokens in counts:
+            start, first = time.monotonic(), first + tokens
+            step = generator.step(None if ids is None else ids[first - tokens : first], tokens)
+            found.append((step.profile, step.logits, time.monotonic() - start - step.prepared_s))
+            party.control(f"{'cached' if cached else 'whole'} pass to token {first}: {found[-1][-1]:.1f} s")
     return found
 
 
 def private(
-    model: GPT, program: str, prefix: list[int], prompts: list[list[int]], settings: Settings
+    model: GPT, program: str, prefix: list[int], texts: Sequence[tuple[list[int], bool, list[int]]], settings: Settings
 ) -> list[dict[str, Any]]:
-    """Logits and costs of each prompt."""
+    """Every pass in one session: logits, bytes, messages, wall-clock seconds, and SPU's own seconds.
+
+    texts: of each the ids, whether keys and values are cached, and how many tokens each of its passes adds.
+    """
     public = PublicModel(str(model.architecture), asdict(model.config), program)
-    common = {"model": public, "prompts": len(prompts), "prefix": len(prefix)}
+    common = {"model": public, "prefix": len(prefix), "texts": [(None, *passes) for _, *passes in texts]}
     own = {"weights": weight_arrays(model, program), "past": prefix_past(model, prefix)}
-    client, _ = run_parties(
-        private_task, common | {"ids": prompts}, common | own, settings, on_control=lambda said: print(said, flush=True)
-    )
-    return [
-        {"logits": logits, "bytes": profile.bytes, "messages": profile.messages_sent + profile.messages_received}
-        | {"seconds": round(seconds, 1)}
-        for profile, logits, seconds in client
-    ]
+    inputs = common | {"texts": texts}, common | own
+    client, server = run_parties(passes_task, *inputs, settings, on_control=lambda said: print(said, flush=True))
+    found = []
+    for (ours, logits, seconds), (theirs, *_) in zip(client, server, strict=True):
+        check_pair(ours, theirs)
+        one = {"logits": logits, "bytes": ours.bytes, "messages": ours.messages_sent + theirs.messages_sent}
+        found.append(one | {"seconds": round(seconds, 2), "computing": max(ours.seconds, theirs.seconds)})
+    return found
 
 
 @torch.no_grad()
-def compared(model: GPT, prefix: list[int], ids: list[int], tokenizer: FastTokenizer, **line: Any) -> dict[str, Any]:
-    """The line of one prompt."""
-    expected, logits = model(torch.tensor([prefix + ids]))[0, -1].numpy(), line.pop("logits")
+def compared(model: GPT, prefix: list[int], ids: list[int], tokenizer: FastTokenizer, logits: Any) -> dict[str, Any]:
+    """One prompt, and how far `logits` are from PyTorch's."""
+    expected = model(torch.tensor([prefix + ids]))[0, -1].numpy()
     off = logits - expected
-    line |= {"prompt": tokenizer.decode(ids), "tokens": len(ids), "token": tokenizer.decode([int(expected.argmax())])}
+    line = {"prompt": tokenizer.decode(ids), "tokens": len(ids), "token": tokenizer.decode([int(expected.argmax())])}
     line |= {"top_token_equal": int(logits.argmax() == expected.argmax()), "max_error": f"{np.abs(off).max():.4f}"}
     return line | {"rms_error": f"{np.sqrt((off**2).mean()):.4f}"}
 
@@ -173,16 +175,13 @@ def main(arguments: list[str]) -> None:
             continue
         prompts = every[:: len(every) // count][:count]
         if how == "private":
-            found = private(model, program, prefix, prompts, settings)
+            found = private(model, program, prefix, [(ids, True, [TOKENS]) for ids in prompts], settings)
         else:
             found = [{"logits": one} for one in emulated(model, program, prefix, prompts, settings.fraction_bits)]
-        lines = [
-            compared(model, prefix, ids, tokenizer, **one) | common | {"how": how, "measured": records.now()}
-            for ids, one in zip(prompts, found, strict=True)
-        ]
-        path, names = FOLDER / "pretrained.csv", {line["prompt"] for line in lines}
-        kept = [old for old in records.read_csv(path) if (old["how"], old["prompt"] in names) != (how, True)]
-        write_lines(path, COLUMNS, [*kept, *(line | {"load": round(os.getloadavg()[1], 1)} for line in lines)])
+        made = common | {"how": how, "measured": records.now(), "load": round(os.getloadavg()[1], 1)}
+        pairs = zip(prompts, found, strict=True)
+        lines = [made | one | compared(model, prefix, ids, tokenizer, one["logits"]) for ids, one in pairs]
+        replace_lines(FOLDER / "pretrained.csv", COLUMNS, lines, "how", "prompt")
         print(f"{how}: {sum(line['top_token_equal'] for line in lines)} of {len(lines)} top tokens equal")
 
 

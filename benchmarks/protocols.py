@@ -46,19 +46,17 @@ from aero.two_party.runtime.settings import Settings
 from benchmarks.timing import write_lines
 
 FOLDER = Path("results/two_party")
-PROTOCOLS = {"SEMI2K": 2, "ABY3": 3}
-"""SPU's protocols beside Cheetah, and their parties."""
-COUNTED = {
-    "SEMI2K": "online bytes of both parties; correlated randomness from a trusted first party not counted",
-    "ABY3": "bytes of all three parties; weights shared before",
+PROTOCOLS = {
+    "SEMI2K": (2, "online bytes of both parties; correlated randomness from a trusted first party not counted"),
+    "ABY3": (3, "bytes of all three parties; weights shared before"),
 }
+"""SPU's protocols beside Cheetah: their parties, and what is counted."""
 NONLINEAR = PARTS["GELU or ReLU"] | PARTS["softmax"] | PARTS["LayerNorm"]
 CHECK = "SM+LN+G"
-WAIT_MS = 600_000
 
 
 def party(rank: int, addresses: Sequence[str], protocol: str, pipe: Any) -> None:
-    """One party, in a process of its own: compute what the parent sends until it sends None."""
+    """One party, in a process of its own: compute what the parent sends."""
     log, path = tempfile.mkstemp(prefix="aero-protocols-")
     os.unlink(path)
     os.dup2(log, 1)
@@ -70,12 +68,12 @@ def party(rank: int, addresses: Sequence[str], protocol: str, pipe: Any) -> None
     description = libspu.link.Desc()
     for number, address in enumerate(addresses):
         description.add_party(f"party {number}", address)
-    description.recv_timeout_ms = description.http_timeout_ms = WAIT_MS
+    description.recv_timeout_ms = description.http_timeout_ms = 600_000
     channel = SimpleNamespace(step=lambda doing: nullcontext())
     link, kind = libspu.link.create_brpc(description, rank), getattr(libspu.ProtocolKind, protocol)
     engine = Engine(channel, link, log, Settings(colocated=False), "FM64", Settings.fraction_bits, protocol=kind)
-    while (given := pipe.recv()) is not None:
-        make, shares = given
+    while True:
+        make, shares = pipe.recv()
         names, function = [f"x{index}" for index in range(len(shares))], make()
         for name, share in zip(names, shares, strict=True):
             engine.store(name, share)
@@ -84,7 +82,6 @@ def party(rank: int, addresses: Sequence[str], protocol: str, pipe: Any) -> None
         pipe.send((profile.bytes_sent, profile.messages_sent, engine.share("y")))
         for name in names:
             engine.delete(name)
-    os._exit(0)
 
 
 class Session:
@@ -94,17 +91,16 @@ class Session:
         import spu
         from spu import libspu
 
-        count, addresses, context = PROTOCOLS[protocol], set(), multiprocessing.get_context("spawn")
+        (count, _), addresses, context = PROTOCOLS[protocol], set(), multiprocessing.get_context("spawn")
         while len(addresses) < count:
             addresses.add(free_address())
-        self._pipes, self._processes = [], []
+        self._parties = []
         for rank in range(count):
             ours, theirs = context.Pipe()
             process = context.Process(target=party, args=(rank, sorted(addresses), protocol, theirs), daemon=True)
             process.start()
             theirs.close()
-            self._pipes.append(ours)
-            self._processes.append(process)
+            self._parties.append((ours, process))
         kind, bits = getattr(libspu.ProtocolKind, protocol), Settings.fraction_bits
         config = libspu.RuntimeConfig(protocol=kind, field=libspu.FieldType.FM64, fxp_fraction_bits=bits)
         self._io, self._secret = spu.Io(count, config), libspu.Visibility.VIS_SECRET
@@ -112,18 +108,17 @@ class Session:
     def run(self, make: Callable[[], Any], values: Sequence[Any]) -> tuple[int, float, np.ndarray]:
         """Bytes that all parties send for `make()(*values)`, rounds, and its result."""
         shares = [self._io.make_shares(np.asarray(value), self._secret) for value in values]
-        for rank, pipe in enumerate(self._pipes):
+        for rank, (pipe, _) in enumerate(self._parties):
             pipe.send((make, [each[rank] for each in shares]))
         try:
-            sent, messages, result = zip(*(pipe.recv() for pipe in self._pipes), strict=True)
+            sent, messages, result = zip(*(pipe.recv() for pipe, _ in self._parties), strict=True)
         except EOFError:
             raise UserError("a party ended; run again, with more memory if it ran out") from None
         return sum(sent), max(messages) / 2, self._io.reconstruct(list(result))
 
     def close(self) -> None:
-        for pipe, process in zip(self._pipes, self._processes, strict=True):
-            pipe.send(None)
-            process.join(10)
+        for _, process in self._parties:
+            process.kill()
 
 
 def measure(protocol: str, wanted: Sequence[Operation]) -> dict[Operation, tuple[int, float]]:
@@ -132,9 +127,8 @@ def measure(protocol: str, wanted: Sequence[Operation]) -> dict[Operation, tuple
     for one in wanted:
         size, rounds, result = session.run(one.function, values := arguments(one))
         error = float(np.abs(result - np.asarray(one.function()(*values))).max())
-        print(
-            f"{protocol} {one.name} {one.shape}: {size / 1e6:.1f} MB, {rounds:g} rounds, error {error:.2g}", flush=True
-        )
+        cost = f"{size / 1e6:.1f} MB, {rounds:g} rounds"
+        print(f"{protocol} {one.name} {one.shape}: {cost}, error {error:.2g}", flush=True)
         found[one] = size, rounds
     session.close()
     return found
@@ -156,9 +150,8 @@ def whole_pass(protocol: str, config: ModelConfig, context: int) -> tuple[int, f
 
 
 def main(given: list[str]) -> None:
-    argparse.ArgumentParser(prog="python -m benchmarks.protocols", description=__doc__.splitlines()[0]).parse_args(
-        given
-    )
+    parser = argparse.ArgumentParser(prog="python -m benchmarks.protocols", description=__doc__.splitlines()[0])
+    parser.parse_args(given)
     config, context = load().at_scale("laptop").two_party_model()
     small, source = replace(config, layers=1, vocabulary=1024), records.commit()
     needed = {}
@@ -167,34 +160,22 @@ def main(given: list[str]) -> None:
         sizes = replace(config, layers=table.dimensions["layers"])
         needed |= {(number, row.name): operations(parse(row.name), sizes, STOCK, context) for row in table.rows}
     checked = operations(parse(CHECK), small, STOCK, context)
-    rows: list[dict[str, Any]] = []
-    ops: list[dict[str, Any]] = []
-    for protocol, parties in PROTOCOLS.items():
+    rows, ops = [], []
+    for protocol, (parties, counted) in PROTOCOLS.items():
         measured = measure(protocol, sorted(set(checked).union(*needed.values())))
-        ops += [
-            {"protocol": protocol, "op": one.name, "shape": one.shape, "bytes": size, "rounds": rounds}
-            for one, (size, rounds) in measured.items()
-        ]
+        for one, (size, rounds) in measured.items():
+            ops.append({"protocol": protocol, "op": one.name, "shape": one.shape, "bytes": size, "rounds": rounds})
         size, error = whole_pass(protocol, small, context)
         composed = sum(count * measured[one][0] for one, count in checked.items())
         print(f"{protocol}: a whole pass sends {size:,} bytes, its operations {composed:,}; logit error {error:.3g}")
         for (number, name), counts in needed.items():
             by_kind = [(one.kind, count * measured[one][0]) for one, count in counts.items()]
-            rows.append(
-                {
-                    "table": number,
-                    "run": name,
-                    "program": STOCK,
-                    "protocol": protocol,
-                    "parties": parties,
-                    "bytes": sum(amount for _, amount in by_kind),
-                    "nonlinear_bytes": sum(amount for kind, amount in by_kind if kind in NONLINEAR),
-                    "rounds": sum(count * measured[one][1] for one, count in counts.items()),
-                    "pass_over_sum": round(size / composed, 4),
-                    "counted": COUNTED[protocol],
-                    "commit": source,
-                }
-            )
+            row = {"table": number, "run": name, "program": STOCK, "protocol": protocol, "parties": parties}
+            row |= {"bytes": sum(amount for _, amount in by_kind)}
+            row |= {"nonlinear_bytes": sum(amount for kind, amount in by_kind if kind in NONLINEAR)}
+            row |= {"rounds": sum(count * measured[one][1] for one, count in counts.items())}
+            row |= {"pass_over_sum": round(size / composed, 4), "counted": counted, "commit": source}
+            rows.append(row)
         write_lines(FOLDER / "protocols.csv", list(rows[0]), rows)
         write_lines(FOLDER / "protocols_ops.csv", list(ops[0]), ops)
 

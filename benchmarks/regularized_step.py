@@ -12,40 +12,26 @@ results/bench/regularized_step.json.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any
 
-from benchmarks import timing
-from benchmarks.timing import Measured, of, ratio, spread
-from benchmarks.training_step import (
-    AUTHORS,
-    GAMMA,
-    LAMBDA,
-    PLAIN,
-    REGULARIZED,
-    THEIRS,
-    Shape,
-    described,
-    model_and_losses,
-    side_of,
-    taken,
-)
+from benchmarks import training_step
+from benchmarks.timing import Measured, added_peak, of, ratio, spread
+from benchmarks.training_step import AUTHORS, LAMBDA, PLAIN, REGULARIZED, THEIRS, Shape, taken
 
 TRAINING = (REGULARIZED, AUTHORS, PLAIN, THEIRS)
-SHAPES = tuple(Shape(width, context, 1024) for width in (128, 768) for context in (128, 512))
+SHAPES = [shape for shape in training_step.SHAPES if shape.vocabulary == 1024]
 
 
 def memory_of(side: str, shape: Shape) -> Callable[[], Measured]:
     """What one forward and backward pass needs beyond model and libraries, gradients included."""
-    _, losses = model_and_losses(side, shape)
+    _, losses = training_step.model_and_losses(side, shape)
 
-    def measured() -> Measured:
-        before = timing.resident_bytes()
-        timing.reset_peak()
+    def passes() -> None:
         loss, penalty = losses()
         (loss + LAMBDA * penalty).backward()
-        return {"peak_bytes": float(timing.peak_bytes() - before)}
 
-    return measured
+    return partial(added_peak, passes)
 
 
 def overhead(ours: Sequence[Measured], plain: Sequence[Measured], name: str) -> dict[str, float]:
@@ -53,16 +39,16 @@ def overhead(ours: Sequence[Measured], plain: Sequence[Measured], name: str) -> 
     return ratio([a - b for a, b in zip(of(ours, name), of(plain, name), strict=True)], of(plain, name))
 
 
-def compare(shape: Shape, repeats: int, threads: int) -> dict[str, Any]:
-    found = taken(side_of, TRAINING, shape, threads, repeats, 3)
+def compare(shape: Shape, repeats: int, threads: int) -> tuple[dict[str, Any], str]:
+    """Every side's step: what is saved, and what is printed of it."""
+    found = taken(training_step.side_of, TRAINING, shape, threads, repeats, 3)
     ours, theirs = found[REGULARIZED], found[AUTHORS]
     pairs = list(zip(ours, theirs, strict=True))
     apart = {key: max(abs(a[key] / b[key] - 1) for a, b in pairs) for key in ("loss", "penalty")}
     if max(apart.values()) > 1e-2:
         raise RuntimeError(f"{shape}: losses or penalties differ, {apart}: the sides do not train the same model")
     peaks = {name: steps[0]["peak_bytes"] for name, steps in taken(memory_of, TRAINING, shape, threads, 1, 0).items()}
-    return {
-        **described(shape),
+    line = {
         "seconds": {name: spread(of(steps)) for name, steps in found.items()},
         "ratio": ratio(of(theirs), of(ours)),
         "cpu_ratio": ratio(of(theirs, "cpu_seconds"), of(ours, "cpu_seconds")),
@@ -74,23 +60,10 @@ def compare(shape: Shape, repeats: int, threads: int) -> dict[str, Any]:
         "memory_ratio": round(peaks[REGULARIZED] / peaks[AUTHORS], 4),
         "apart": apart,
     }
-
-
-def main(arguments: Sequence[str] | None = None) -> None:
-    chosen = timing.arguments_of("regularized_step", __doc__.splitlines()[0]).parse_args(arguments)
-    steps, load_before = [], timing.load()
-    for shape in SHAPES:
-        if shape.width in chosen.widths:
-            line = compare(shape, chosen.repeats, chosen.threads)
-            steps.append(line)
-            print(
-                f"{shape}: {line['ratio']['median']:.2f} x the authors' way, {line['memory_ratio']:.2f} x its memory, "
-                f"{100 * line['overhead']['median']:.0f} % slower than without",
-                flush=True,
-            )
-    values = {"threads": chosen.threads, "repeats": chosen.repeats, "gamma": GAMMA, "lambda": LAMBDA}
-    timing.save("regularized_step", values | {"load_before": load_before, "steps": steps}, chosen.folder)
+    said = f"{line['ratio']['median']:.2f} x the authors' way, {line['memory_ratio']:.2f} x its memory, "
+    return line, f"{said}{100 * line['overhead']['median']:.0f} % slower than without"
 
 
 if __name__ == "__main__":
-    main()
+    settings = {"gamma": training_step.GAMMA, "lambda": LAMBDA}
+    training_step.run("regularized_step", __doc__.splitlines()[0], SHAPES, compare, **settings)

@@ -3,7 +3,7 @@
     python -m benchmarks.server_soak --questions 1000
 
 A server and its clients on this machine, over TLS, with a tiny model. Every question is a whole session of two party
-processes; its answer is compared with PyTorch's. After each question the idle server's process tree is counted.
+processes; its answer is compared with PyTorch's. After each question the processes of the idle server are counted.
 Writes results/robustness/server.json every ten questions.
 """
 
@@ -17,7 +17,6 @@ import signal
 import subprocess
 import sys
 import tempfile
-import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
@@ -33,12 +32,12 @@ from aero.architecture import parse
 from aero.data.tokenizer import build
 from aero.errors import run_main
 from aero.model import GPT, ModelConfig
-from aero.records import write_text
 from aero.two_party.runtime.settings import Settings, TwoPartyError
 from aero.two_party.serving.answer import Sampling
 from aero.two_party.serving.session import Client
 from aero.two_party.serving.tls import Credentials, make_certificates
 from aero.two_party.serving.tunnel import dial
+from benchmarks.timing import resident_bytes
 
 FILE = Path("results/robustness/server.json")
 VOCABULARY = 257
@@ -49,29 +48,24 @@ WARM_UP = 10
 """Questions after which the server has loaded all that it needs."""
 MAX_GROWTH = 0.05
 """Of memory, from the first tenth of the questions to the last."""
-IDLE_S = 5.0
+MAY_END_LATER, IDLE_S = ("processes", "threads", "descriptors"), 5.0
 
 
-def tree(pid: int) -> list[int]:
-    """The process and everything below it that still runs."""
-    found, waiting = [], [pid]
-    while waiting:
-        one = waiting.pop()
-        with suppress(FileNotFoundError, ProcessLookupError):
-            if Path(f"/proc/{one}/stat").read_text().rpartition(")")[2].split()[0] != "Z":
-                found.append(one)
-            for thread in list(Path(f"/proc/{one}/task").iterdir()):
-                with suppress(FileNotFoundError, ProcessLookupError):
-                    waiting += map(int, (thread / "children").read_text().split())
-    return found
+def session(leader: int) -> Iterator[int]:
+    """Processes that still run in the session of `leader`."""
+    for folder in Path("/proc").iterdir():
+        with suppress(OSError, ValueError):
+            state, _, _, sid = (folder / "stat").read_text().rpartition(")")[2].split()[:4]
+            if int(sid) == leader and state != "Z":
+                yield int(folder.name)
 
 
-def counted(pid: int, folder: Path) -> dict[str, int]:
-    """What the process tree holds: memory, descriptors, sockets, threads, processes, files in its temporary folder."""
+def counted(leader: int, folder: Path) -> dict[str, int]:
+    """What a session holds: memory, descriptors, sockets, threads, processes, files in its temporary folder."""
     total = dict.fromkeys(COLUMNS[2:], 0) | {"files": len(list(folder.iterdir()))}
-    for one in tree(pid):
+    for one in session(leader):
         with suppress(FileNotFoundError, ProcessLookupError):
-            total["memory_bytes"] += os.sysconf("SC_PAGE_SIZE") * int(Path(f"/proc/{one}/statm").read_text().split()[1])
+            total["memory_bytes"] += resident_bytes(one)
             total["threads"] += len(list(Path(f"/proc/{one}/task").iterdir()))
             total["processes"] += 1
             for descriptor in Path(f"/proc/{one}/fd").iterdir():
@@ -81,67 +75,54 @@ def counted(pid: int, folder: Path) -> dict[str, int]:
     return total
 
 
-def idle(pid: int, folder: Path, before: dict[str, int] | None) -> dict[str, int]:
+def idle(pid: int, folder: Path, before: dict[str, int]) -> dict[str, int]:
     """`counted` once there is no more than `before`, after IDLE_S at the latest."""
-    until = time.monotonic() + IDLE_S
-    while True:
-        found = counted(pid, folder)
-        ended = before is None or all(found[name] <= before[name] for name in ("processes", "threads", "descriptors"))
-        if ended or time.monotonic() > until:
-            return found
+    until, found = time.monotonic() + IDLE_S, counted(pid, folder)
+    while time.monotonic() < until and any(found[name] > before[name] for name in MAY_END_LATER):
         time.sleep(0.05)
+        found = counted(pid, folder)
+    return found
 
 
 class Serving:
-    """A running `aero serve` and the lines it has printed."""
+    """A running `aero serve`, in a session of its own; its output goes to the file `log`."""
 
-    def __init__(self, path: Path, certificates: Path, temporary: Path) -> None:
-        security = [f"--certificate={certificates}/server.pem", f"--key={certificates}/server.key"]
-        command = ["serve", "--listen=127.0.0.1:0", f"--checkpoint={path}", *security, f"--ca={certificates}/ca.pem"]
+    def __init__(self, path: Path, certificates: Path, temporary: Path, log: Path) -> None:
+        self._log = log
+        security = {"certificate": "server.pem", "key": "server.key", "ca": "ca.pem"}
+        command = [sys.executable, "-m", "aero.cli", "serve", "--listen=127.0.0.1:0", f"--checkpoint={path}"]
+        command += [f"--{name}={certificates}/{file}" for name, file in security.items()]
         environment = os.environ | {"TMPDIR": str(temporary), "OMP_NUM_THREADS": "1"}
-        self.process = subprocess.Popen(
-            [sys.executable, "-m", "aero.cli", *command], stdout=subprocess.PIPE, text=True, env=environment
-        )
-        self.lines: list[str] = []
-        self._more = threading.Condition()
-        threading.Thread(target=self._read, daemon=True).start()
+        with log.open("w") as output:
+            self.process = subprocess.Popen(command, stdout=output, env=environment, start_new_session=True)
         self.address = re.search(r"at (127\.0\.0\.1:\d+),", self.line(0))[1]
 
-    def _read(self) -> None:
-        for line in self.process.stdout:
-            with self._more:
-                self.lines.append(line.rstrip("\n"))
-                self._more.notify_all()
-
     def line(self, index: int, within_s: float = 120) -> str:
-        with self._more:
-            if not self._more.wait_for(lambda: len(self.lines) > index, within_s):
-                raise TwoPartyError(f"the server printed nothing for {within_s:g} s; its last: {self.lines[-3:]}")
-            return self.lines[index]
-
-
-def random_model(architecture: str, sizes: ModelConfig, path: Path) -> GPT:
-    """A random model, saved at `path`."""
-    torch.manual_seed(1)
-    model = GPT(parse(architecture), sizes).eval()
-    with torch.no_grad():
-        for parameter in model.parameters():
-            if parameter.ndim == 2:
-                parameter.copy_(0.25 * torch.randn_like(parameter))
-    checkpoint.save(path, model)
-    return model
+        """The line of this index that the server prints; waits for it."""
+        until = time.monotonic() + within_s
+        while len(lines := self._log.read_text().split("\n")[:-1]) <= index:
+            if time.monotonic() > until:
+                raise TwoPartyError(f"the server printed nothing for {within_s:g} s; its last: {lines[-3:]}")
+            time.sleep(0.02)
+        return lines[index]
 
 
 @contextmanager
 def served(folder: Path) -> Iterator[tuple[Serving, GPT, Callable[[], Client], Path]]:
     """A server of a random model; the model; a function that connects a client; the server's temporary folder."""
     path = folder / "runs" / "made" / "seed_1" / "checkpoint.safetensors"
-    model = random_model(ARCHITECTURE, MODEL, path)
+    torch.manual_seed(1)
+    model = GPT(parse(ARCHITECTURE), MODEL).eval()
+    with torch.no_grad():
+        for parameter in model.parameters():
+            if parameter.ndim == 2:
+                parameter.copy_(0.25 * torch.randn_like(parameter))
+    checkpoint.save(path, model)
     build({bytes([byte]): byte for byte in range(256)}, 256).save(folder / "runs" / "tokens" / "tokenizer.json")
     certificates, temporary = folder / "certificates", folder / "temporary"
     make_certificates(certificates, ["127.0.0.1"])
     temporary.mkdir()
-    serving = Serving(path, certificates, temporary)
+    serving = Serving(path, certificates, temporary, folder / "server.log")
     files = (certificates / name for name in ("client.pem", "client.key", "ca.pem"))
     context = Credentials(*files).context(server=False)
     try:
@@ -160,15 +141,15 @@ def ask(client: Client, token: int) -> int:
     return client.ask([token], 1, Sampling(VOCABULARY), Settings(), lambda *_: None).ids[0]
 
 
+@torch.no_grad()
 def expected(model: GPT, token: int) -> int:
-    with torch.no_grad():
-        return int(model(torch.tensor([[token]]))[0, -1].argmax())
+    return int(model(torch.tensor([[token]]))[0, -1].argmax())
 
 
+@torch.no_grad()
 def clear_answers(model: GPT) -> list[int]:
     """Tokens after which the first choice is ahead of the second by more than the fixed point's error."""
-    with torch.no_grad():
-        best = model(torch.arange(256)[:, None])[:, -1].topk(2).values
+    best = model(torch.arange(256)[:, None])[:, -1].topk(2).values
     return torch.nonzero(best[:, 0] - best[:, 1] > 0.02).flatten().tolist()
 
 
@@ -223,9 +204,8 @@ def main(arguments: list[str]) -> int:
                 result |= {"failures": failures, "columns": COLUMNS, "samples": samples}
                 result["model"] = {"architecture": ARCHITECTURE, "layers": 1, "width": MODEL.width}
                 result["provenance"] = origin | {"seconds": round(time.monotonic() - clock, 1)}
-                write_text(chosen.out, json.dumps(result) + "\n")
-    cases = judge(samples, right)
-    for case in cases:
+                records.write_text(chosen.out, json.dumps(result) + "\n")
+    for case in (cases := judge(samples, right)):
         print(f"{case['passed']} of {case['count']}  {case['name']}: {case['seen']}")
     return int(any(case["passed"] != case["count"] for case in cases))
 

@@ -20,6 +20,7 @@ from __future__ import annotations
 
 import argparse
 import dataclasses
+import itertools
 import json
 import math
 import time
@@ -30,12 +31,11 @@ from typing import Any
 
 from aero import checkpoint, records
 from aero.architecture import parse
-from aero.config import DEFAULT_SET, Parameters, load
+from aero.config import Parameters, load
 from aero.data.batches import evaluation_batches
 from aero.data.tokens import open_tokens
 from aero.errors import run_main
 from aero.model import GPT, ModelConfig
-from aero.records import read_csv
 from aero.two_party.cost.ledger import as_json
 from aero.two_party.cost.measure import place, set_up, shrink, warm_up
 from aero.two_party.cost.network import Network, wire_bytes
@@ -44,41 +44,38 @@ from aero.two_party.program.end_to_end import PublicModel, put_prompt, put_weigh
 from aero.two_party.program.forward import operations
 from aero.two_party.program.operations import Operation
 from aero.two_party.program.weights import weight_arrays, within_budget
-from aero.two_party.runtime.parties import Party, run_parties
+from aero.two_party.runtime.parties import Party, Task, run_parties
 from aero.two_party.runtime.profile import Profile
 from aero.two_party.runtime.relay import Relay
 from aero.two_party.runtime.settings import CLIENT, SERVER, Settings
-from benchmarks.timing import write_lines
+from benchmarks.timing import replace_lines, write_lines
 
-LOOPBACK = "loopback"
+LOOPBACK, OPEN = "loopback", (0.0, None)
 PASSES, OPERATIONS = Path("results/two_party/shaped.csv"), Path("results/two_party/shaped_ops.csv")
 FULL_LINKS = Path("results/two_party/full_links.csv")
 FULL_ROWS = ("SM+LN+G", "SM+LN+R", "SM+ScFuFFN")
 OTHER_PROGRAM = 0.1
 """A pass whose bytes differ from its operations' by more than this share was made by another program."""
+KEY = ("architecture", "program", "model", "context", "network")
 COLUMNS = (
-    *("architecture", "program", "model", "context", "network", "bandwidth_mbit", "rtt_ms", "seconds", "predicted"),
+    *(*KEY, "bandwidth_mbit", "rtt_ms", "seconds", "predicted"),
     *("compute", "transfer", "rounds", "error", "bytes", "messages", "refills", "provenance"),
 )
-DELAYED = 0.020
-"""One-way delay, in seconds, of the link that shows rounds."""
-
-LIMITED = 12.5e6
-"""Bytes a second, each way, of the link that shows wire bytes."""
-
-LINKS: dict[str, tuple[float, float | None]] = {
-    "open": (0.0, None),
-    "delayed": (DELAYED, None),
-    "limited": (0.0, LIMITED),
-}
-
+Links = Mapping[str, tuple[float, float | None]]
+"""One-way delay in seconds, and bytes a second each way or None for no limit."""
+DELAYED, LIMITED = 0.020, 12.5e6
+"""Delay of the link that shows rounds; rate of the link that shows wire bytes."""
+LINKS: Links = {"open": OPEN, "delayed": (DELAYED, None), "limited": (0.0, LIMITED)}
+Runs = Mapping[str, Sequence[Profile]]
+"""Of one operation, by link."""
+REPEATS = 3
+"""Runs of an operation on each link."""
 REFILL = "refill"
 REFILL_MESSAGES = 1281
 """Messages of one new stock of oblivious transfers: SPU's Ferret sends one for each of 1,280 trees, and one more."""
 
-# Comparisons that use up a stock in three or four runs.
-_USES_TRANSFERS = Operation("relu", ((64, 256),))
-_REFILL_RUNS = 10
+_USES_TRANSFERS, _REFILL_RUNS = Operation("relu", ((64, 256),)), 10
+"""Comparisons that use up a stock in three or four runs."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -97,6 +94,9 @@ class Cost:
     messages: float
 
 
+COST_COLUMNS = (*(field.name for field in dataclasses.fields(Cost)), "provenance")
+
+
 def predict(
     counts: Mapping[Operation, int], costs: Mapping[tuple[str, str], Cost], refills: float, network: Network | None
 ) -> dict[str, float]:
@@ -106,12 +106,10 @@ def predict(
     costs: by (op, shape), with ("refill", "") and every one of `counts`.
     """
     parts = [(count, costs[one.name, one.shape]) for one, count in counts.items()] + [(refills, costs[REFILL, ""])]
-    found = dict.fromkeys(("compute", "transfer", "rounds"), 0.0)
-    for count, cost in parts:
-        found["compute"] += count * cost.seconds
-        if network is not None:
-            found["transfer"] += count * cost.wire_bytes / network.bytes_per_second
-            found["rounds"] += count * cost.rounds * network.rtt_ms / 1e3
+    found = {"compute": sum(count * cost.seconds for count, cost in parts), "transfer": 0.0, "rounds": 0.0}
+    if network is not None:
+        found["transfer"] = sum(count * cost.wire_bytes for count, cost in parts) / network.bytes_per_second
+        found["rounds"] = sum(count * cost.rounds for count, cost in parts) * network.rtt_ms / 1e3
     return found
 
 
@@ -119,6 +117,29 @@ def refills_of(counts: Mapping[Operation, int], costs: Mapping[tuple[str, str], 
     """How many refills a pass of so many messages made: what its operations do not account for."""
     known = sum(count * costs[operation.name, operation.shape].messages for operation, count in counts.items())
     return max(0, round((messages - known) / REFILL_MESSAGES))
+
+
+def through_relay(
+    task: Task, client: Any, server: Any, links: Links, settings: Settings, keep: Callable[[Any], None]
+) -> None:
+    """Run `task` between two parties whose link it changes by `_change`. keep: called with each of its measurements."""
+    relay = Relay()
+
+    def control(message: tuple[str, Any]) -> None:
+        kind, value = message
+        if kind == "link":
+            relay.delay_s, relay.bandwidth_bytes = links[value]
+        else:
+            keep(value)
+
+    run_parties(task, client, server, settings, relay=relay, on_control=control)
+
+
+def _change(party: Party, link: str) -> None:
+    """Change the link while no message is on it."""
+    party.barrier()
+    party.control(("link", link))
+    party.barrier()
 
 
 def cost_task(party: Party, request: dict[str, Any]) -> None:
@@ -142,14 +163,11 @@ def _run_on(party: Party, operation: Operation, links: Sequence[str], wanted: in
     party.run(function, names, ["y"])
     profiles: dict[str, list[Profile]] = {}
     for link in links:
-        party.barrier()
-        party.control(("link", link))
-        party.barrier()
+        _change(party, link)
         profiles[link] = [party.run(function, names, ["y"]) for _ in range(wanted)]
-        while len(profiles[link]) < 2 * wanted and all(map(_refilled(profiles), profiles[link])):
+        while len(profiles[link]) < 2 * wanted and not _split(profiles)[link][0]:
             profiles[link].append(party.run(function, names, ["y"]))
-    party.barrier()
-    party.control(("link", "open"))
+    _change(party, "open")
     for name in names:
         party.drop(name)
     return profiles
@@ -159,89 +177,58 @@ def _messages(profile: Profile) -> int:
     return profile.messages_sent + profile.messages_received
 
 
-def _refilled(profiles: Mapping[str, Sequence[Profile]]) -> Callable[[Profile], bool]:
-    """Whether a run made a refill, by the fewest messages of all runs on any link."""
-    fewest = min(_messages(profile) for runs in profiles.values() for profile in runs)
-    return lambda profile: _messages(profile) >= fewest + REFILL_MESSAGES // 2
+def _split(profiles: Runs) -> dict[str, tuple[list[Profile], list[Profile]]]:
+    """Runs on every link without a refill and with one, by the fewest messages of all runs on any link."""
+    limit = min(_messages(one) for runs in profiles.values() for one in runs) + REFILL_MESSAGES // 2
+    return {
+        link: ([one for one in runs if _messages(one) < limit], [one for one in runs if _messages(one) >= limit])
+        for link, runs in profiles.items()
+    }
 
 
-def cost_of(
-    operation: Operation, runs: Mapping[str, Sequence[Profile]], delayed: Mapping[str, Sequence[Profile]]
-) -> Cost:
+def cost_of(operation: Operation, runs: Runs, delayed: Runs) -> Cost:
     """The cost by runs without a refill: computing by the median, differences between the least times.
 
     delayed: runs on the open and the delayed link, for the rounds; of a smaller operation where computing takes long.
     """
-    plain, delayed = _without_refills(runs), _without_refills(delayed)
+    plain, delayed = ({link: a or b for link, (a, b) in _split(each).items()} for each in (runs, delayed))
     one = min(plain["open"], key=_messages)
     if operation.kind in MATRICES:
         wire = wire_bytes(operation.kind, one.bytes_sent, one.bytes_received)
     else:
         wire = (_least(plain["limited"]) - _least(plain["open"])) * LIMITED
-    return Cost(
-        operation.name,
-        operation.shape,
-        median(profile.seconds for profile in plain["open"]),
-        wire,
-        (_least(delayed["delayed"]) - _least(delayed["open"])) / (2 * DELAYED),
-        float(one.bytes),
-        float(_messages(one)),
-    )
-
-
-def _without_refills(profiles: Mapping[str, Sequence[Profile]]) -> dict[str, list[Profile]]:
-    refilled = _refilled(profiles)
-    return {link: [one for one in runs if not refilled(one)] or list(runs) for link, runs in profiles.items()}
+    seconds = median(profile.seconds for profile in plain["open"])
+    rounds = (_least(delayed["delayed"]) - _least(delayed["open"])) / (2 * DELAYED)
+    return Cost(operation.name, operation.shape, seconds, wire, rounds, float(one.bytes), float(_messages(one)))
 
 
 def _least(runs: Sequence[Profile]) -> float:
     return min(profile.seconds for profile in runs)
 
 
-def refill_cost(profiles: Mapping[str, Sequence[Profile]]) -> Cost:
+def refill_cost(profiles: Runs) -> Cost:
     """What a refill adds to a run, by least times. ValueError if none was seen on some link."""
-    refilled = _refilled(profiles)
-    added: dict[str, float] = {}
-    sizes = []
-    for link, runs in profiles.items():
-        plain = [one for one in runs if not refilled(one)]
-        with_refill = [one for one in runs if refilled(one)]
+    added, sizes = {}, []
+    for link, (plain, with_refill) in _split(profiles).items():
         if not plain or not with_refill:
             raise ValueError(f"no refill of oblivious transfers was seen on the {link} link; measure again")
         added[link] = _least(with_refill) - _least(plain)
         sizes.append(with_refill[0].bytes - plain[0].bytes)
-    return Cost(
-        REFILL,
-        "",
-        added["open"],
-        (added["limited"] - added["open"]) * LIMITED,
-        (added["delayed"] - added["open"]) / (2 * DELAYED),
-        float(median(sizes)),
-        float(REFILL_MESSAGES),
-    )
+    wire, rounds = (added["limited"] - added["open"]) * LIMITED, (added["delayed"] - added["open"]) / (2 * DELAYED)
+    return Cost(REFILL, "", added["open"], wire, rounds, float(median(sizes)), float(REFILL_MESSAGES))
 
 
-def measure_costs(
-    operations: Iterable[Operation], settings: Settings, runs: int, keep: Callable[[Cost], None], with_refill: bool
-) -> None:
-    """Measure the cost of every one of `operations`, and of a refill, in one session through a relay.
+def measure_operations(path: Path, wanted: Iterable[Operation], settings: Settings, made: str) -> None:
+    """Measure the cost of every one of `wanted` in one session, for OPERATIONS of a refill as well; write each."""
+    lines = {(line["op"], line["shape"]): line for line in records.read_csv(path)}
 
-    runs: on each link. keep: called with each cost as soon as it is there. Raises TwoPartyError if a party fails.
-    """
-    relay = Relay()
+    def keep(cost: Cost) -> None:
+        lines[cost.op, cost.shape] = dataclasses.asdict(cost) | {"provenance": made}
+        write_lines(path, COST_COLUMNS, [lines[key] for key in sorted(lines)])
+        print(f"{cost.op} {cost.shape}: {cost.seconds:.3f} s, {cost.rounds:.1f} rounds", flush=True)
 
-    def take(message: tuple[Any, ...]) -> None:
-        kind, value = message
-        if kind == "link":
-            relay.delay_s, relay.bandwidth_bytes = LINKS[value]
-        else:
-            keep(value)
-
-    request = {"operations": list(dict.fromkeys(operations)), "runs": runs, "refill": with_refill}
-    run_parties(cost_task, request, request, settings, relay=relay, on_control=take)
-
-
-COST_COLUMNS = (*(field.name for field in dataclasses.fields(Cost)), "provenance")
+    request = {"operations": list(dict.fromkeys(wanted)), "runs": REPEATS, "refill": path == OPERATIONS}
+    through_relay(cost_task, request, request, LINKS, settings, keep)
 
 
 def pass_task(party: Party, given: dict[str, Any]) -> None:
@@ -253,64 +240,34 @@ def pass_task(party: Party, given: dict[str, Any]) -> None:
     function, inputs = model.function(names), [*(f"w.{name}" for name in names), "prompt"]
     party.run(function, inputs, ["logits"])  # compiles the program
     for network in given["networks"]:
-        party.barrier()
-        party.control(network)
-        party.barrier()
+        _change(party, network)
         start = time.perf_counter()
         profile = party.run(function, inputs, ["logits"])
         party.reveal("logits", to=CLIENT)
-        measured = {
-            "network": network,
-            "seconds": round(time.perf_counter() - start, 3),
-            "bytes": profile.bytes,
-            "messages": profile.messages_sent + profile.messages_received,
-        }
-        party.barrier()
-        party.control(LOOPBACK)
-        party.control(measured)
+        measured = {"network": network, "seconds": round(time.perf_counter() - start, 3)}
+        measured |= {"bytes": profile.bytes, "messages": _messages(profile)}
+        _change(party, LOOPBACK)
+        party.control(("measured", measured))
 
 
-def measure_passes(
-    model: GPT, program: str, tokens: Path, networks: Mapping[str, Network | None], settings: Settings, made: str
-) -> None:
-    """Passes over every network; each replaces the line of the same architecture, program, context and network."""
+def measure_passes(model: GPT, program: str, networks: Mapping[str, Any], settings: Settings, made: str) -> None:
+    """Passes over every network (None: an open link), replacing lines of the same model, program and network."""
     config, context = model.config, model.config.context
     public = PublicModel(str(model.architecture), dataclasses.asdict(config), program)
-    ids = next(iter(evaluation_batches(open_tokens(tokens).valid, context, 1, context)))[0].numpy()
-    common, relay = {"model": public, "tokens": context, "networks": list(networks)}, Relay()
-    key = {"architecture": public.architecture, "program": program, "model": as_json(**public.config)}
-    key["context"] = str(context)
+    ids = next(iter(evaluation_batches(open_tokens(Path("runs/tokens")).valid, context, 1, context)))[0].numpy()
+    common = {"architecture": public.architecture, "program": program, "model": as_json(**public.config)}
+    common |= {"context": context, "provenance": made}
 
-    def control(message: Any) -> None:
-        if isinstance(message, str):
-            network = networks.get(message)
-            relay.delay_s = network.rtt_ms / 2e3 if network is not None else 0.0
-            relay.bandwidth_bytes = network.bytes_per_second if network is not None else None
-            return
-        network = networks[message["network"]]
-        line = key | (dataclasses.asdict(network) if network is not None else {}) | message | {"provenance": made}
-        own = key | {"network": message["network"]}
-        others = [old for old in read_csv(PASSES) if any(old[name] != value for name, value in own.items())]
-        write_lines(PASSES, COLUMNS, [*others, line])
-        print(f"{public.architecture} {program} {message['network']}: {message['seconds']:.1f} s", flush=True)
+    def keep(measured: dict[str, Any]) -> None:
+        network = networks[measured["network"]]
+        line = common | (dataclasses.asdict(network) if network is not None else {}) | measured
+        replace_lines(PASSES, COLUMNS, [line], *KEY)
+        print(f"{public.architecture} {program} {line['network']}: {line['seconds']:.1f} s", flush=True)
 
-    weights = weight_arrays(model, program)
-    inputs = common | {"ids": ids}, common | {"weights": weights}
-    run_parties(pass_task, *inputs, settings, relay=relay, on_control=control)
-
-
-def measure_operations(
-    path: Path, wanted: Iterable[Operation], settings: Settings, repeats: int, made: str, with_refill: bool
-) -> None:
-    """Measure the costs on a link, and put them into `path` as they come."""
-    lines = {(line["op"], line["shape"]): line for line in read_csv(path)}
-
-    def keep(cost: Cost) -> None:
-        lines[cost.op, cost.shape] = dataclasses.asdict(cost) | {"provenance": made}
-        write_lines(path, COST_COLUMNS, [lines[key] for key in sorted(lines)])
-        print(f"{cost.op} {cost.shape}: {cost.seconds:.3f} s, {cost.rounds:.1f} rounds", flush=True)
-
-    measure_costs(wanted, settings, repeats, keep, with_refill)
+    links = {name: (one.rtt_ms / 2e3, one.bytes_per_second) if one else OPEN for name, one in networks.items()}
+    request = {"model": public, "tokens": context, "networks": list(networks)}
+    inputs = request | {"ids": ids}, request | {"weights": weight_arrays(model, program)}
+    through_relay(pass_task, *inputs, links | {LOOPBACK: OPEN}, settings, keep)
 
 
 def full_size(parameters: Parameters) -> list[Operation]:
@@ -321,23 +278,21 @@ def full_size(parameters: Parameters) -> list[Operation]:
     for row in FULL_ROWS:
         for program in parameters.two_party.programs:
             found |= dict.fromkeys(operations(parse(row), config, program, context))
-    return sorted(
-        (one for one in found if one.kind not in MATRICES), key=lambda one: (sum(map(math.prod, one.shapes)), one)
-    )
+    others = [one for one in found if one.kind not in MATRICES]
+    return sorted(others, key=lambda one: (sum(map(math.prod, one.shapes)), one))
 
 
 def predict_passes() -> None:
     """Add to every measured pass the prediction of the latency model."""
-    numbers = [field.name for field in dataclasses.fields(Cost)[2:]]
-    costs = {
-        (line["op"], line["shape"]): Cost(line["op"], line["shape"], *(float(line[name]) for name in numbers))
-        for line in read_csv(OPERATIONS)
-    }
-    lines = read_csv(PASSES)
+    costs = {}
+    for line in records.read_csv(OPERATIONS):
+        op, shape, *numbers = (line[name] for name in COST_COLUMNS[:-1])
+        costs[op, shape] = Cost(op, shape, *map(float, numbers))
+    lines = records.read_csv(PASSES)
     for line in lines:
         config, name = ModelConfig(**json.loads(line["model"])), f"{line['architecture']} {line['program']}"
         counts = operations(parse(line["architecture"]), config, line["program"], int(line["context"]))
-        same = [other for other in lines if all(other[key] == line[key] for key in COLUMNS[:4])]
+        same = [other for other in lines if all(other[key] == line[key] for key in KEY[:-1])]
         loopback = [other for other in same if other["network"] == LOOPBACK]
         missing = [one.name for one in counts if (one.name, one.shape) not in costs]
         if missing or (REFILL, "") not in costs or not loopback:
@@ -365,32 +320,25 @@ def main(arguments: list[str]) -> None:
     parser.add_argument("--runs", nargs="+", default=list(parameters.two_party.end_to_end_runs))
     parser.add_argument("--programs", nargs="+", default=list(parameters.two_party.programs))
     parser.add_argument("--networks", nargs="+", default=[LOOPBACK, *networks], choices=[LOOPBACK, *networks])
-    parser.add_argument("--repeats", type=int, default=3, help="runs of an operation on each link")
-    parser.add_argument("--checkpoints", type=Path, default=DEFAULT_SET, help="folder of the trained runs")
-    parser.add_argument("--tokens", type=Path, default=Path("runs/tokens"), help="folder of token files")
     chosen = parser.parse_args(arguments)
     settings = Settings(**parameters.two_party.settings())
     made = as_json(**records.provenance(measured=records.now(), settings=parameters.two_party.variant()))
     if chosen.what == "full_links":
-        known = {(line["op"], line["shape"]) for line in read_csv(FULL_LINKS)}
+        known = {(line["op"], line["shape"]) for line in records.read_csv(FULL_LINKS)}
         for one in full_size(parameters):
             if (one.name, one.shape) not in known:
-                measure_operations(FULL_LINKS, [one], settings, chosen.repeats, made, with_refill=False)
+                measure_operations(FULL_LINKS, [one], settings, made)
         return
-    models = []
-    for run in chosen.runs:
-        folder = chosen.checkpoints / run / f"seed_{parameters.seeds[0]}"
-        models.append(checkpoint.load(folder / "checkpoint.safetensors"))
-    programs = [(model, within_budget(model, program)) for model in models for program in chosen.programs]
+    folders = [parameters.folder(run, parameters.seeds[0]) for run in chosen.runs]
+    models = [checkpoint.load(folder / "checkpoint.safetensors") for folder in folders]
+    pairs = [(model, within_budget(model, program)) for model in models for program in chosen.programs]
     if chosen.what == "operations":
-        wanted: dict[Operation, None] = {}
-        for model, program in programs:
-            wanted |= dict.fromkeys(operations(model.architecture, model.config, program, model.config.context))
-        measure_operations(OPERATIONS, wanted, settings, chosen.repeats, made, with_refill=True)
+        each = (operations(model.architecture, model.config, program, model.config.context) for model, program in pairs)
+        measure_operations(OPERATIONS, itertools.chain(*each), settings, made)
     else:
-        for model, program in programs:
-            links = {name: networks.get(name) for name in chosen.networks}
-            measure_passes(model, program, chosen.tokens, links, settings, made)
+        links = {name: networks.get(name) for name in chosen.networks}
+        for model, program in pairs:
+            measure_passes(model, program, links, settings, made)
     predict_passes()
 
 

@@ -9,11 +9,13 @@ without dropout. The sides' losses are compared. Writes results/bench/training_s
 
 from __future__ import annotations
 
+import argparse
 import math
+import os
 import time
 from collections.abc import Callable, Sequence
-from contextlib import ExitStack
 from dataclasses import asdict, dataclass
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -26,8 +28,7 @@ from aero.model import GPT, ModelConfig
 from aero.training.kernels import faster_matmul
 from aero.training.loop import next_token_loss
 from aero.training.schedule import make_optimizer
-from benchmarks import timing
-from benchmarks.timing import Measured, in_turn, of, ratio, side, spread
+from benchmarks.timing import FOLDER, Make, Measured, in_turn, load, of, ratio, save, side, spread
 
 LAYERS = 12
 TOKENS = 1024
@@ -56,8 +57,7 @@ class Shape:
         return max(1, TOKENS // self.context)
 
 
-SHAPES = tuple(Shape(*sizes) for sizes in ((128, 128, 1024), (128, 512, 1024), (768, 128, 1024), (768, 512, 1024)))
-SHAPES += tuple(Shape(shape.width, shape.context, 50257) for shape in SHAPES)
+SHAPES = tuple(Shape(width, t, vocabulary) for vocabulary in (1024, 50257) for width in (128, 768) for t in (128, 512))
 """Each with a small vocabulary and with GPT-2's, where the projection onto it is the larger part."""
 FIRST_APART, APART = 1e-5, 1e-2
 """How far the sides' losses may differ, relatively: at the first step by the rounding of sums; later by more, since
@@ -69,19 +69,14 @@ def their_model(shape: Shape, attention: str | None = None) -> nn.Module:
     from transformers import GPT2Config, GPT2LMHeadModel
 
     torch.manual_seed(0)
+    sizes = {"vocab_size": shape.vocabulary, "n_positions": shape.context, "n_embd": shape.width, "n_head": shape.heads}
     config = GPT2Config(
-        vocab_size=shape.vocabulary,
-        n_positions=shape.context,
-        n_embd=shape.width,
+        **sizes,
         n_layer=LAYERS,
-        n_head=shape.heads,
-        resid_pdrop=0.0,
-        embd_pdrop=0.0,
-        attn_pdrop=0.0,
         use_cache=False,  # as their Trainer sets it: else every step keeps keys and values for a generation
-        bos_token_id=None,
-        eos_token_id=None,
-        **({} if attention is None else {"attn_implementation": attention}),
+        attn_implementation=attention,
+        **dict.fromkeys(("resid_pdrop", "embd_pdrop", "attn_pdrop"), 0.0),
+        **dict.fromkeys(("bos_token_id", "eos_token_id")),
     )
     return GPT2LMHeadModel(config).train()
 
@@ -101,8 +96,7 @@ def batch_of(shape: Shape) -> Tensor:
 
 def algorithm_1(attentions: Sequence[Tensor], thresholds: Tensor, gamma: float) -> Tensor:
     """The penalty of Algorithm 1, line by line: attentions, one (B, H, T, T) a layer; thresholds (L, H)."""
-    context = attentions[0].shape[-1]
-    maximum = math.log(context)
+    maximum = math.log(attentions[0].shape[-1])
     margin = gamma * maximum
     loss = torch.zeros(())
     for layer, attention in enumerate(attentions):
@@ -142,11 +136,8 @@ def model_and_losses(side: str, shape: Shape) -> tuple[nn.Module, Callable[[], t
 
 
 def side_of(side: str, shape: Shape) -> Callable[[], Measured]:
-    """The training step of one side, set up as its user would have it.
-
-    It reports seconds in all, of forward and backward pass, processor seconds, the loss and that of the first step, and
-    the penalty.
-    """
+    """The training step of one side, set up as its user would have it: seconds in all and of forward and backward pass,
+    processor seconds, the loss and that of the first step, and the penalty."""
     model, losses = model_and_losses(side, shape)
     parameters = list(model.parameters())
     if side in ARCHITECTURE:
@@ -171,21 +162,13 @@ def side_of(side: str, shape: Shape) -> Callable[[], Measured]:
     return step
 
 
-def taken(
-    make: Callable[..., Callable[[], Measured]], names: Sequence[str], shape: Shape, threads: int, *counts: int
-) -> dict[str, list[Measured]]:
+def taken(make: Make, names: Sequence[str], shape: Shape, threads: int, *counts: int) -> dict[str, list[Measured]]:
     """Steps of each of the named sides, taken in turn; counts: repeats and warm-ups."""
-    with ExitStack() as running:
-        started = {name: side(make, threads, side=name, shape=shape) for name in names}
-        return in_turn({name: running.enter_context(one) for name, one in started.items()}, *counts)
+    return in_turn({name: side(make, threads, side=name, shape=shape) for name in names}, *counts)
 
 
-def described(shape: Shape) -> dict[str, Any]:
-    return {**asdict(shape), "heads": shape.heads, "layers": LAYERS, "batch": shape.batch}
-
-
-def compare(shape: Shape, repeats: int, threads: int) -> dict[str, Any]:
-    """Our step against theirs."""
+def compare(shape: Shape, repeats: int, threads: int) -> tuple[dict[str, Any], str]:
+    """Our step against theirs: what is saved, and what is printed of it."""
     ours, theirs = taken(side_of, (PLAIN, THEIRS), shape, threads, repeats, 3).values()
     first, apart = (
         max(abs(a[name] / b[name] - 1) for a, b in zip(ours, theirs, strict=True)) for name in ("first_loss", "loss")
@@ -193,8 +176,7 @@ def compare(shape: Shape, repeats: int, threads: int) -> dict[str, Any]:
     if first > FIRST_APART or apart > APART:
         raise RuntimeError(f"{shape}: losses differ by {first:.1e} at first and {apart:.1e} later: not the same model")
     sides = {"aero": ours, THEIRS: theirs}
-    return {
-        **described(shape),
+    found = {
         "tokens_per_second": {name: spread([TOKENS / s for s in of(steps)]) for name, steps in sides.items()},
         "ratio": ratio(of(theirs), of(ours)),
         "passes_ratio": ratio(of(theirs, "passes"), of(ours, "passes")),
@@ -202,18 +184,25 @@ def compare(shape: Shape, repeats: int, threads: int) -> dict[str, Any]:
         "first_losses_apart": first,
         "losses_apart": apart,
     }
+    return found, f"{found['ratio']} x transformers' tokens/s"
 
 
-def main(arguments: Sequence[str] | None = None) -> None:
-    chosen = timing.arguments_of("training_step", __doc__.splitlines()[0]).parse_args(arguments)
-    steps, load_before = [], timing.load()
-    for shape in SHAPES:
+def run(name: str, purpose: str, shapes: Sequence[Shape], compared: Callable[..., Any], **settings: float) -> None:
+    """Compare the sides at the chosen widths of `shapes` and save results/bench/<name>.json, with `settings`."""
+    parser = argparse.ArgumentParser(prog=f"python -m benchmarks.{name}", description=purpose)
+    parser.add_argument("--repeats", type=int, default=7)
+    parser.add_argument("--folder", type=Path, default=FOLDER)
+    parser.add_argument("--threads", type=int, default=len(os.sched_getaffinity(0)))
+    parser.add_argument("--widths", type=int, nargs="+", default=[128, 768])
+    chosen = parser.parse_args()
+    steps, values = [], {"threads": chosen.threads, "repeats": chosen.repeats, "load_before": load()} | settings
+    for shape in shapes:
         if shape.width in chosen.widths:
-            steps.append(compare(shape, chosen.repeats, chosen.threads))
-            print(f"{shape}: {steps[-1]['ratio']} x transformers' tokens/s", flush=True)
-    settings = {"tokens": TOKENS, "threads": chosen.threads, "repeats": chosen.repeats, "load_before": load_before}
-    timing.save("training_step", settings | {"steps": steps}, chosen.folder)
+            found, said = compared(shape, chosen.repeats, chosen.threads)
+            steps.append(asdict(shape) | {"heads": shape.heads, "layers": LAYERS, "batch": shape.batch} | found)
+            print(f"{shape}: {said}", flush=True)
+    save(name, values | {"steps": steps}, chosen.folder)
 
 
 if __name__ == "__main__":
-    main()
+    run("training_step", __doc__.splitlines()[0], SHAPES, compare, tokens=TOKENS)

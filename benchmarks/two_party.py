@@ -25,13 +25,13 @@ from aero.config import load
 from aero.errors import run_main
 from aero.model import GPT
 from aero.two_party.cost.counts import model_config
-from aero.two_party.cost.measure import place
+from aero.two_party.cost.measure import measure_task
 from aero.two_party.program.end_to_end import PublicModel, forward_task
 from aero.two_party.program.forward import operations
 from aero.two_party.program.operations import Operation
 from aero.two_party.program.weights import weight_arrays, within_budget
 from aero.two_party.runtime.parties import Party, run_parties
-from aero.two_party.runtime.profile import check_pair
+from aero.two_party.runtime.profile import Profile, check_pair
 from aero.two_party.runtime.settings import Settings
 from benchmarks import timing
 
@@ -41,23 +41,18 @@ PROGRAMS = ("as_written", "tuned")
 LAYERS = (2, 4, 8)
 SIZES = {"width": 128, "heads": 2, "vocabulary": 512}
 CONTEXT = 32
-PASSES = 1
 RUNS_ALONE = 2
 SEED = 1337
 
 
-def passes_task(party: Party, given: dict[str, Any]) -> dict[str, Any]:
-    """In a party process: complete passes, then the program's operations alone: mean bytes and median seconds."""
-    found = forward_task(party, given)
-    alone = {}
-    for operation in given["alone"]:
-        names, function = place(party, operation), operation.function()
-        party.prepare(function, names, ["y"])
-        runs = [party.run(function, names, ["y"]) for _ in range(RUNS_ALONE)]
-        alone[operation] = (fmean(run.bytes for run in runs), median(run.seconds for run in runs))
-        for name in names:
-            party.drop(name)
-    return found | {"measured_alone": alone}
+def pass_task(party: Party, given: dict[str, Any]) -> tuple[Profile, dict[Operation, tuple[float, float]]]:
+    """In a party process: a complete pass, then the program's operations alone: mean bytes and median seconds."""
+    (profile,) = forward_task(party, given)["profiles"]
+    if not (wanted := given["alone"]):
+        return profile, {}
+    _, found = measure_task(party, {"operations": wanted, "runs": RUNS_ALONE})
+    costs = ((fmean(run.bytes for run in found[one]), median(run.seconds for run in found[one])) for one in wanted)
+    return profile, dict(zip(wanted, costs, strict=True))
 
 
 def points_of(row: str, program: str, depths: Sequence[int], settings: Settings) -> list[dict[str, Any]]:
@@ -72,31 +67,19 @@ def points_of(row: str, program: str, depths: Sequence[int], settings: Settings)
         torch.manual_seed(SEED)
         model = GPT(architecture, config).eval()
         computed_as = within_budget(model, program)
-        prompts = np.random.default_rng(SEED).integers(0, config.vocabulary, (PASSES, CONTEXT))
+        prompts = np.random.default_rng(SEED).integers(0, config.vocabulary, (1, CONTEXT))
         public = PublicModel(row, dataclasses.asdict(config), computed_as)
         counts = operations(architecture, config, computed_as, CONTEXT)
-        common = {"model": public, "tokens": CONTEXT, "prompts": PASSES, "alone": sorted(set(counts) - set(alone))}
-        client, server = run_parties(
-            passes_task, common | {"ids": prompts}, common | {"weights": weight_arrays(model, computed_as)}, settings
-        )
-        for pair in zip(client["profiles"], server["profiles"], strict=True):
-            check_pair(*pair)
-        alone |= client["measured_alone"]
-        point = {
-            "size": layers,
-            "computed_as": computed_as,
-            "bytes": min(one.bytes for one in client["profiles"]),
-            "seconds": median(one.seconds for one in client["profiles"]),
-            "composed_bytes": sum(many * alone[one][0] for one, many in counts.items()),
-            "composed_seconds": sum(many * alone[one][1] for one, many in counts.items()),
-            "load": timing.load(),
-        }
-        points.append(point)
-        print(
-            f"{row} {program} L={layers}: {point['bytes'] / 1e6:.2f} MB (composed {point['composed_bytes'] / 1e6:.2f}),"
-            f" {point['seconds']:.1f} s ({point['composed_seconds']:.1f})",
-            flush=True,
-        )
+        common = {"model": public, "tokens": CONTEXT, "prompts": 1, "alone": sorted(set(counts) - set(alone))}
+        inputs = common | {"ids": prompts}, common | {"weights": weight_arrays(model, computed_as)}
+        (profile, measured), (other, _) = run_parties(pass_task, *inputs, settings)
+        check_pair(profile, other)
+        alone |= measured
+        point = {"size": layers, "computed_as": computed_as, "bytes": profile.bytes, "seconds": profile.seconds}
+        for index, name in enumerate(("composed_bytes", "composed_seconds")):
+            point[name] = sum(many * alone[one][index] for one, many in counts.items())
+        points.append(point | {"load": timing.load()})
+        print(f"{row} {program} L={layers}: {profile.bytes / 1e6:.2f} MB, {profile.seconds:.1f} s", flush=True)
     return points[::-1]
 
 
@@ -118,7 +101,7 @@ def main(arguments: list[str]) -> None:
             for name in ("bytes", "seconds", "composed_bytes", "composed_seconds"):
                 slope = timing.exponent([point["size"] for point in points], [point[name] for point in points])
                 lines[-1][f"{name}_exponent"] = round(slope, 3)
-            sizes = {**SIZES, "context": CONTEXT, "passes": PASSES, "runs_alone": RUNS_ALONE}
+            sizes = {**SIZES, "context": CONTEXT, "passes": 1, "runs_alone": RUNS_ALONE}
             timing.save(NAME, {"sizes": sizes, "lines": lines}, chosen.folder)
 
 

@@ -183,12 +183,12 @@ def test_growth_of_a_server_is_seen(changes, failed):
     assert [case["name"] for case in cases if case["passed"] != case["count"]] == failed
 
 
-def test_what_a_process_tree_holds_is_counted(tmp_path):
+def test_what_a_session_holds_is_counted(tmp_path):
     code = "import socket, subprocess, sys; s = socket.socket(); print(flush=True); sys.stdin.read()"
-    with subprocess.Popen([sys.executable, "-c", code], stdin=-1, stdout=-1) as process:
+    with subprocess.Popen([sys.executable, "-c", code], stdin=-1, stdout=-1, start_new_session=True) as process:
         process.stdout.readline()
         found = server_soak.counted(process.pid, tmp_path)
-        assert server_soak.tree(process.pid) == [process.pid]
+        assert list(server_soak.session(process.pid)) == [process.pid]
         process.stdin.close()
     assert (found["sockets"], found["processes"], found["threads"], found["files"]) == (1, 1, 1, 0)
     assert found["memory_bytes"] > 5e6

@@ -12,7 +12,6 @@ from aero.errors import UserError
 from benchmarks import forensics_ops
 from benchmarks.forensics import (
     CHOICES,
-    Composer,
     Configuration,
     PublishedRow,
     engines_of,
@@ -45,9 +44,9 @@ def made(version: str, seed: int, without: tuple[str, ...] = ()) -> list[Measure
 
 def planted(configuration: Configuration, engines: dict, digits: int = 2) -> list[PublishedRow]:
     """The papers' rows with the bytes that `configuration` makes, rounded as printed."""
-    composer = Composer(engines)
+    engine = engines[configuration.engine]
     return [
-        dataclasses.replace(row, gigabytes=round(composer.gigabytes(configuration, row), digits))
+        dataclasses.replace(row, gigabytes=round(engine.gigabytes(configuration, row), digits))
         for row in published_rows()
     ]
 
@@ -84,11 +83,12 @@ def test_bytes_that_no_configuration_makes_are_not_fitted():
 def test_one_off_part_is_recovered_and_never_negative():
     rows = planted(PLANTS[0], ENGINES, digits=6)
     more = [dataclasses.replace(row, gigabytes=row.gigabytes + 0.15) for row in rows]
-    one = fit(Composer(ENGINES), PLANTS[0], more)
+    engine = ENGINES[PLANTS[0].engine]
+    one = fit(engine, PLANTS[0], more)
     assert one.one_off == pytest.approx(0.15, abs=1e-4)
     assert one.largest_with_one_off < 0.001 < 1 < one.largest
     less = [dataclasses.replace(row, gigabytes=row.gigabytes - 0.15) for row in rows]
-    assert fit(Composer(ENGINES), PLANTS[0], less).one_off == 0
+    assert fit(engine, PLANTS[0], less).one_off == 0
 
 
 def test_engine_with_an_operation_missing_is_left_out():

@@ -10,6 +10,7 @@ import pandas as pd
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
+from matplotlib.ticker import MaxNLocator
 
 from aero.published import Table, load
 from aero.records import csv_text
@@ -199,6 +200,7 @@ def figure_correlation(results: Results) -> Figure:
                 for p, x, y in points[:: max(1, len(points) - 1)]:
                     axes.annotate(f"P={p}", (x, y), xytext=(3, 3), textcoords="offset points", fontsize=8)
         axes.set_xlabel("entropy, nats")
+        axes.xaxis.set_major_locator(MaxNLocator(3))
         axes.set_title(f"{TITLES[task]}\nr {correlation_text(correlation(model, task))}", fontsize=8)
         axes.grid(color=GRID)
     panels[0][0].set_ylabel("loss, nats or % wrong")
@@ -259,7 +261,7 @@ def figure_selection(results: Results) -> Figure:
         for adaptive, colour, marker in ((False, COLOURS["select"], "^"), (True, COLOURS["both"], "D")):
             points = sorted((kept, found.mean) for kept, found, own in _kept(model, task) if own == adaptive)
             axes.plot([x for x, _ in points], [y for _, y in points], color=colour, marker=marker, markersize=4)
-        axes.set(title=TITLES[task], xlabel="segments kept, mean", xscale="log")
+        axes.set(title=TITLES[task], xlabel="segments kept", xscale="log")
         axes.grid(color=GRID)
     panels[0][0].set_ylabel("perplexity or % right")
     handles = [Line2D([], [], color=COLOURS["select"], marker="^", label="fixed K")]

@@ -5,7 +5,7 @@
 One layer at GPT-2's size, T=128, by SPU's own functions and, where "tuned" has them, by the optimised ones: a norm of
 (T, d), attention weights from (H, T, T) logits, an activation of (T, 4d). Bytes and seconds are of one session, rounds
 of ops.csv where it has them. The error is the largest deviation from the function in the clear, on normal arguments.
-Writes results/two_party/nonlinearities.csv; a quarter of an hour on a quiet machine.
+Writes results/two_party/nonlinearities.csv; more than twenty minutes on a quiet machine.
 """
 
 from __future__ import annotations

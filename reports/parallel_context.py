@@ -9,7 +9,7 @@
 # first tokens and the logits are smaller than in full attention, which is the paper's explanation. Both remedies lower
 # the entropy. Selective attention recovers answers about passages and pairs and lowers perplexity, more so with a sink
 # for answers; in classification no remedy helps visibly. On the two texts the keys of full attention alone do better
-# than both remedies, against the paper. Questions share contexts (4 to 12 a task), so intervals are optimistic.
+# than both remedies, against the paper. Questions share contexts, so intervals are optimistic.
 #
 # **Setting.** The paper measures Llama-3.1-8B and similar models on benchmarks that are not included here. This report
 # measures SmolLM2-135M-Instruct, a small model of the same family, on natural-language tasks that are generated

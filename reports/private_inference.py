@@ -304,19 +304,6 @@ show.table(
 )
 
 # %% [markdown]
-# ## Other norms, attention weights and activations
-
-# %%
-show.table(
-    tables.nonlinear_functions(results),
-    "One layer of nonlinear functions",
-    "GPT-2's size, T=128: a norm of (T, d), attention weights of (H, T, T) logits, an activation of (T, 4d). Stock "
-    "SPU's functions unless marked optimised. Error: on normal arguments, against the function in the clear.",
-    sources=[str(tables.NONLINEARITIES)],
-    command="python -m benchmarks.nonlinearities",
-)
-
-# %% [markdown]
 # ## Complete passes
 #
 # The cost of a row is the sum over its operations. Complete passes check this sum.

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 from pathlib import Path
 
 import pytest
-from given_documents import Documents
 
 from aero.data.tokenizer import load_tokenizer
 from aero.data.tokens import open_tokens, write_tokens
@@ -28,6 +28,12 @@ def test_ids_are_those_of_sentencepiece(vocabulary):
     assert vocabulary.encode_batch(list(texts), threads=2) == list(expected)
 
 
+def test_size_end_of_document_and_hash(vocabulary):
+    assert (vocabulary.vocabulary, vocabulary.end_of_text) == (420, 2)
+    assert vocabulary.pieces[vocabulary.end_of_text] == "<D>"
+    assert vocabulary.sha256 == hashlib.sha256(VOCAB.read_bytes()).hexdigest()
+
+
 def test_text_comes_back(vocabulary):
     for text, ids in CASES:
         assert vocabulary.decode(ids) == text.replace("\u2581", " ")
@@ -37,7 +43,16 @@ def test_text_comes_back(vocabulary):
 
 
 def test_token_files_hold_these_ids_with_d_behind_every_book(tmp_path, vocabulary):
-    write_tokens(Documents(["the value", "é \u4f60\n"], ["x"]), vocabulary, tmp_path / "tokens")
+    class Books:
+        name = "books"
+
+        def documents(self, split):
+            yield from ["the value", "é \u4f60\n"] if split == "train" else ["x"]
+
+        def manifest(self):
+            return {"name": "books"}
+
+    write_tokens(Books(), vocabulary, tmp_path / "tokens")
     tokens = open_tokens(tmp_path / "tokens", verify=True)
     assert tokens.train.tokens.tolist() == [*vocabulary.encode("the value"), 2, *vocabulary.encode("é \u4f60\n"), 2]
     assert tokens.vocabulary == 420 and load_tokenizer(tmp_path / "tokens/tokenizer.json") == vocabulary

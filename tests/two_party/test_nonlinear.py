@@ -84,22 +84,6 @@ def test_norms_against_their_definitions():
     np.testing.assert_allclose(np.asarray(nonlinear.rms_normalise(x, tiles=True)) * gain, expected, atol=1e-5)
 
 
-def test_functions_of_no_program_against_their_definitions():
-    generator = np.random.default_rng(1)
-    x, gain, bias = (generator.standard_normal(shape).astype(np.float32) for shape in ((5, 32), (32,), (32,)))
-    np.testing.assert_allclose(nonlinear.tanh_norm(x, 0.7, gain, bias), np.tanh(0.7 * x) * gain + bias, atol=1e-5)
-    hard = np.minimum(np.maximum(3 * x, -1), 1) * gain + bias
-    np.testing.assert_allclose(nonlinear.hard_tanh_norm(x, 3, gain, bias), hard, atol=1e-5)
-    np.testing.assert_allclose(nonlinear.squared_relu(x), np.where(x > 0, x * x, 0), atol=1e-5)
-    logits, shift = generator.standard_normal((2, 6, 6)).astype(np.float32), np.array([[[1.0]], [[-0.5]]])
-    for found, expected in (
-        (nonlinear.relu_attention(logits), np.maximum(logits, 0)),
-        (nonlinear.sigmoid_attention(logits), 1 / (1 + 6 * np.exp(-logits))),
-        (nonlinear.consmax(logits, shift), np.exp(logits - shift)),
-    ):
-        np.testing.assert_allclose(found, np.tril(expected), atol=1e-5)
-
-
 def equations(jaxpr):
     """With those of inner functions."""
     for equation in jaxpr.eqns:

@@ -46,7 +46,6 @@ HEADLINE = {
 SHAPED = Path("results/two_party/shaped.csv")
 ABLATION = Path("results/two_party/savings.csv")
 ABLATION_ERRORS = Path("results/two_party/savings_errors.csv")
-NONLINEARITIES = Path("results/two_party/nonlinearities.csv")
 
 
 def text(value: float | None, digits: int = 3, unit: str = "") -> str:
@@ -253,21 +252,6 @@ def cached_passes(results: Results) -> pd.DataFrame:
             "rounds, whole / next": " / ".join(text(one) for one in found["rounds"]),
         }
         for row, found in next_tokens(results).items()
-    )
-
-
-def nonlinear_functions(results: Results) -> pd.DataFrame:
-    """Functions that rows of the papers lack, beside those that they have: one layer of each."""
-    return pd.DataFrame(
-        {
-            "place": line["place"],
-            "function": line["function"] + ", optimised" * (line["program"] == OPTIMISED),
-            "MB": text(float(line["bytes"]) / 1e6),
-            "rounds": text(float(line["rounds"])),
-            "computing s": text(float(line["seconds"])),
-            "largest error": text(float(line["error"]), 2),
-        }
-        for line in read_csv(results.root / NONLINEARITIES)
     )
 
 

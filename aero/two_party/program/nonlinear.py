@@ -262,37 +262,6 @@ def leaky_relu(x: Array, slope: Array, narrow: bool = False) -> Array:
     return jnp.where(negative(x), slope * x, x) if narrow else jnp.where(x >= 0.0, x, slope * x)
 
 
-def squared_relu(x: Array) -> Array:
-    """max(x, 0)^2 (So et al. 2021)."""
-    return relu(x) * relu(x)
-
-
-def tanh_norm(x: Array, alpha: Array, weight: Array, bias: Array) -> Array:
-    """Dynamic Tanh in place of LayerNorm (Zhu et al. 2025); alpha is a scalar."""
-    return jnp.tanh(alpha * x) * weight + bias
-
-
-def hard_tanh_norm(x: Array, alpha: Array, weight: Array, bias: Array) -> Array:
-    """`tanh_norm` with alpha x clipped to [-1, 1] in place of its tanh."""
-    return jnp.clip(alpha * x, -1.0, 1.0) * weight + bias
-
-
-def relu_attention(logits: Array) -> Array:
-    """max(x, 0) of visible entries (Wortsman et al. 2023), whose division by T belongs to the value projection."""
-    return jnp.where(causal_mask(*logits.shape[-2:]), relu(logits), 0.0)
-
-
-def sigmoid_attention(logits: Array) -> Array:
-    """1 / (1 + exp(log T - x)) of visible entries (Ramapuram et al. 2024)."""
-    return jnp.where(causal_mask(*logits.shape[-2:]), jax.nn.sigmoid(logits - math.log(logits.shape[-1])), 0.0)
-
-
-def consmax(logits: Array, shift: Array) -> Array:
-    """exp(x - shift) of visible entries (ConSmax, Liu et al. 2024), shift (H, 1, 1); its gain belongs to the value
-    projection. Neither maximum nor sum, so nothing keeps the exponential small."""
-    return jnp.where(causal_mask(*logits.shape[-2:]), jnp.exp(logits - shift), 0.0)
-
-
 def gelu_segments(x: Array, narrow: bool = False) -> Array:
     """GELU as relu(x) - r(|x|), r(u) = u (1 - Phi(u)), by a degree-6 polynomial on [0, 3.5] and 0 beyond.
 

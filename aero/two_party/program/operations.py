@@ -163,13 +163,6 @@ KINDS: dict[str, Kind] = {
     "gelu_segments": Kind(nonlinear.gelu_segments, ("secret",)),
     "relu": Kind(nonlinear.relu, ("secret",)),
     "leaky_relu": Kind(nonlinear.leaky_relu, ("secret", "server")),
-    # In no program; benchmarks/nonlinearities.py measures them beside the others.
-    "squared_relu": Kind(nonlinear.squared_relu, ("secret",)),
-    "tanh_norm": Kind(nonlinear.tanh_norm, ("secret", "server", "server", "server")),
-    "hard_tanh_norm": Kind(nonlinear.hard_tanh_norm, ("secret", "server", "server", "server")),
-    "relu_attention": Kind(nonlinear.relu_attention, ("secret",)),
-    "sigmoid_attention": Kind(nonlinear.sigmoid_attention, ("secret",)),
-    "consmax": Kind(nonlinear.consmax, ("secret", "server")),
 }
 
 SHARED = "_shared"

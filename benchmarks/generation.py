@@ -3,11 +3,13 @@
     python -m benchmarks.generation SM+ScFuFFN SM+LN+R SM+LN+G
     python -m benchmarks.generation SM+ScFuFFN --scale smoke --out runs/generation.csv
     python -m benchmarks.generation --model FOLDER --prefix $'<|im_start|>user\n'
+    python -m benchmarks.generation --model FOLDER --prefix $'<|im_start|>user\n' --proposed 3
 
 One session for each row: a prompt of T - 2 tokens and two later tokens with the cache, then the whole pass over all T.
-Of a Hugging Face folder: a prompt of 14 tokens after a public prefix. Seconds mean something on an otherwise idle
-machine only; the load is in the file. Weights of rows as in `full_passes`. Writes results/two_party/generation.csv,
-replacing the lines of the same row and program.
+Of a Hugging Face folder: a prompt of 14 tokens after a public prefix. With --proposed, a later pass verifies that many
+proposed tokens after the newest one, and no whole pass is made. Seconds mean something on an otherwise idle machine
+only; the load is in the file. Weights of rows as in `full_passes`. Writes results/two_party/generation.csv, replacing
+the lines of the same row, program and number of new tokens.
 """
 
 from __future__ import annotations
@@ -20,6 +22,7 @@ from typing import Any
 
 import numpy as np
 import torch
+from transformers import AutoModelForCausalLM
 
 from aero import records
 from aero.architecture import parse
@@ -43,17 +46,35 @@ LATER = 2
 COLUMNS = (
     *("run", "program", "layers", "width", "vocabulary", "cached", "pass", "prompt_tokens", "rows", "past", "slots"),
     *("bytes", "rounds", "messages", "seconds", "wall_seconds", "logit_error", "top_token_equal", "load"),
-    *("measured", "commit", "machine"),
+    *("measured", "commit", "machine", "tokens_per_pass"),
 )
+PROMPT, NEW = 256, 64
+"""Tokens of a text, and after it, that measure how many proposals are accepted."""
+
+
+def accepted(folder: Path, tokenizer: FastTokenizer, prefix: list[int], proposed: int) -> float:
+    """New tokens for each pass after the beginnings of this project's documents, when prompt lookup proposes what
+    followed the newest tokens earlier in the text."""
+    model, passes, made = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32), [], 0
+    model.register_forward_pre_hook(lambda *_: passes.append(1))
+    texts = [path.read_text(encoding="utf-8") for path in sorted(Path("docs").glob("*.md"))]
+    for text in texts:
+        given = torch.tensor([prefix + tokenizer.encode(text)[:PROMPT]])
+        setting = {"max_new_tokens": NEW, "do_sample": False, "prompt_lookup_num_tokens": proposed}
+        made += model.generate(given, attention_mask=torch.ones_like(given), **setting).shape[1] - given.shape[1]
+    return (made - len(texts)) / (len(passes) - len(texts))  # the pass over the prompt gives the first one
 
 
 def measure(
-    row: str, model: GPT, named: str, prefix: list[int], ids: list[int], parameters: Parameters
+    row: str, model: GPT, named: str, prefix: list[int], ids: list[int], parameters: Parameters, new: int = 1
 ) -> list[dict[str, Any]]:
-    """One line a pass: `ids` after the public `prefix`. row: the model's name in the file. named: the program."""
+    """One line a pass: `ids` after the public `prefix`. row: the model's name in the file. named: the program.
+    new: tokens of each later pass."""
     config, context, program = model.config, len(ids), within_budget(model, named)
     settings = Settings(**parameters.two_party.settings() | {"receive_timeout_s": RECEIVE_TIMEOUT_S})
-    texts = [(ids, True, [context - LATER, *[1] * LATER]), (ids, False, [context])]
+    texts = [(ids, True, [context - new * LATER, *[new] * LATER])]
+    if new == 1:
+        texts.append((ids, False, [context]))
     source, load_before = records.provenance(), os.getloadavg()[1]
     passes = iter(private(model, program, prefix, texts, settings))
     common = {"run": row, "program": named, "load": round(load_before, 2)}
@@ -75,8 +96,9 @@ def measure(
             line = common | {"cached": int(cached), "pass": index, "prompt_tokens": counts[0], "rows": tokens}
             line |= {"past": past, "slots": slots, "rounds": rounds, "seconds": round(found["computing"], 2)}
             line |= {"bytes": found["bytes"], "messages": found["messages"], "wall_seconds": found["seconds"]}
-            line |= {"logit_error": round(float(np.abs(found["logits"] - plain).max()), 6), "measured": records.now()}
-            lines.append(line | {"top_token_equal": int(found["logits"].argmax() == plain.argmax())})
+            logits = found["logits"].reshape(-1, config.vocabulary)[-1]
+            line |= {"logit_error": round(float(np.abs(logits - plain).max()), 6), "measured": records.now()}
+            lines.append(line | {"top_token_equal": int(logits.argmax() == plain.argmax())})
     return lines
 
 
@@ -85,12 +107,13 @@ def main(arguments: list[str]) -> None:
     parser.add_argument("rows", nargs="*", type=lambda text: str(parse(text)), help='such as "SM+ScFuFFN"')
     parser.add_argument("--model", type=Path, metavar="FOLDER", help="a Hugging Face folder instead of rows")
     parser.add_argument("--prefix", default="", help="the public prefix of --model")
+    parser.add_argument("--proposed", type=int, default=0, metavar="TOKENS", help="of --model, to verify in a pass")
     parser.add_argument("--programs", nargs="+", default=["tuned"])
     parser.add_argument("--scale", default="laptop", help="laptop: GPT-2 small at T=128; smoke: a small model")
     parser.add_argument("--out", type=Path, default=PATH)
     given = parser.parse_args(arguments)
-    if bool(given.rows) == bool(given.model) or (given.prefix and not given.model):
-        parser.error("give rows, or --model FOLDER with its --prefix")
+    if bool(given.rows) == bool(given.model) or ((given.prefix or given.proposed) and not given.model):
+        parser.error("give rows, or --model FOLDER with its --prefix and --proposed")
     parameters = load().at_scale(given.scale)
     for row in [given.model.name] if given.model else given.rows:
         if given.model:
@@ -100,8 +123,10 @@ def main(arguments: list[str]) -> None:
             model, prefix = random_model(row, parameters), []
             ids = np.random.default_rng(SEED).integers(0, model.config.vocabulary, model.config.context).tolist()
         for program in given.programs:
-            lines = measure(row, model, program, prefix, ids, parameters)
-            replace_lines(given.out, COLUMNS, lines, "run", "program")
+            lines = measure(row, model, program, prefix, ids, parameters, given.proposed + 1)
+            if given.proposed:
+                lines[-1]["tokens_per_pass"] = round(accepted(given.model, tokenizer, prefix, given.proposed), 3)
+            replace_lines(given.out, COLUMNS, lines, "run", "program", "rows")
             for line in lines:
                 cost = f"{line['bytes'] / 1e6:.1f} MB, {line['seconds']:.1f} s, error {line['logit_error']:.4f}"
                 print(f"{row} {program}: {line['rows']} rows after {line['past']}: {cost}")

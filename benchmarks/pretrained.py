@@ -115,7 +115,8 @@ def passes_task(party: Party, given: dict[str, Any]) -> list[tuple[Profile, Any,
         generator, first = Generator(party, model, given.get("weights"), cached, given["prefix"], given.get("past")), 0
         for tokens in counts:
             start, first = time.monotonic(), first + tokens
-            step = generator.step(None if ids is None else ids[first - tokens : first], tokens)
+            every = 1 < tokens < first  # a later pass verifies proposed tokens
+            step = generator.step(None if ids is None else ids[first - tokens : first], tokens, every=every)
             found.append((step.profile, step.logits, time.monotonic() - start - step.prepared_s))
             party.control(f"{'cached' if cached else 'whole'} pass to token {first}: {found[-1][-1]:.1f} s")
     return found

@@ -24,14 +24,14 @@ show.prose(
     "AERO's cheapest row (`SM+ScFuFFNi_6`) saves {saving_stock:.2f}x; printed: {saving:.2f}x.\n"
     "2. **Much of the saving is the baseline's GELU.** Of the {saving_stock:.2f}x, a factor of {saving_gelu:.2f} is "
     "the baseline's costly GELU; with a known cheaper GELU there, AERO saves {saving_architecture:.2f}x. With both "
-    "sides optimised it saves {saving_optimised:.2f}x, but fusing and pruning feed-forward networks then add nothing "
-    "({saving_unfused:.2f}x without them).\n"
+    "sides optimised it saves {saving_optimised:.2f}x, and so does `SM+ScFFN` ({saving_unfused:.2f}x): fusing and "
+    "pruning feed-forward networks then add nothing.\n"
     "3. **Minutes: impossible as printed.** {gb:.2f} GB need {needed_minutes:.1f} minutes at 100 Mbit/s even with both "
     "directions always busy; printed: {minutes:.2f}. The same holds for {impossible} of {rows} rows.\n"
     "4. **Training: partly reproduced, in small models** (width {width}, {tokens:.1f}M tokens, {seeds}). Changes in "
     "perplexity, % "
     "(printed): `SM+R` over `SM+LN+G` {no_layer_norm}; `SM+ScFuFFN` over `SM+LN+G` {softmax_only}; "
-    "regularised over `SM+ScFuFFN` {regularised}; regularised over `SM+LN+G`, with LayerNorm, "
+    "`EReg(SM(t)+ScFuFFN)` over `SM+ScFuFFN` {regularised}; `EReg(SM(t)+LN+G)` over `SM+LN+G` "
     "{regularised_layer_norm}. {warning}\n"
     "5. **Theory: needs correction.** The printed derivative of Theorem 5.1 (Variance Sensitivity) is wrong in "
     "{wrong_slopes} of {slopes} cases. Entropy log T = {log_t:.2f} cannot be reached under a causal mask: the bound at "
@@ -67,7 +67,7 @@ show.figure(
 #   computes softmax on the causal half, and multiplies by weights outside SPU.
 # - Private answers from two processes over TLS (`aero serve`, `aero ask`), checked against PyTorch. Models are
 #   trained here, or Hugging Face folders of GPT-2, GPT-NeoX and Llama. With cached keys and values a later token costs
-#   a ninth to a fifth of a whole pass's bytes.
+#   a nineteenth to a fifth of a whole pass's bytes.
 # - The savings under two further protocols, SEMI2K and ABY3, and our costs beside other systems'.
 # - Entropy and its regulariser for any causal Hugging Face model (`aero entropy`, `EntropyRegularizer`).
 

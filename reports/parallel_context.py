@@ -59,10 +59,11 @@ show.figure(
 )
 
 # %% [markdown]
-# ## Entropy as the cause
+# ## Entropy and performance
 #
 # The paper reports a correlation of about 0.95 between entropy and performance. It traces the entropy to smaller logits
-# and smaller keys, above all of the first tokens of the segments.
+# and smaller keys, above all of the first tokens of the segments. A correlation is not a cause: with
+# a remedy, entropy can be below that of full attention while more is lost.
 
 # %%
 show.figure(
@@ -138,8 +139,8 @@ show.table(
 # %% [markdown]
 # ## Other models
 #
-# `docs/parallel_context.md` has the command that measures another Llama, Mistral or Qwen2. Such measurements, if any,
-# are listed in the tables below.
+# `docs/parallel_context.md` has the command that measures another Llama, Mistral or Qwen2. None is committed; what you
+# measure appears here.
 
 # %%
 for name, other in parallel_context.models(results).items():

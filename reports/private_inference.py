@@ -23,8 +23,10 @@
 # - **reproduced**: operations measured under SPU 0.9.2b0 in the one configuration that fits all published rows. It
 #   computes logits at every position; stock SPU and optimised compute only the last.
 # - **stock SPU**: the network as its paper defines it, under SPU 0.9.5, with weights owned by the server.
-# - **optimised**: the same network in this project's program, also under SPU 0.9.5. `@6`: the residual stream is
-#   restored before layer 6.
+# - **optimised**: the same network in this project's program, also under SPU 0.9.5. `@6`: before layer 6 one more
+#   matrix product returns the residual stream from a changed basis to its own, so that values stay within range.
+#
+# *Fit, today's SPU* is the configuration of *reproduced* under SPU 0.9.5.
 
 # %%
 from aero.report import show
@@ -116,7 +118,8 @@ show.figure(
 show.table(
     tables.communication_fit(results),
     "The best fit with one choice changed",
-    "Largest residual over all rows. The rank is among all combinations searched.",
+    "Largest residual over all 35 rows. The rank is among all combinations searched; missing ranks differ from the "
+    "best fit in more than one choice.",
     sources=[FITS],
     command="python -m benchmarks.forensics",
 )
@@ -330,10 +333,22 @@ show.table(
 show.table(
     tables.cached_passes(results),
     "A next token with cached keys and values",
-    "GPT-2's size, after 126 and 127 tokens: the costlier of two later tokens, and its share of a whole pass over 128. "
-    "Seconds of a row were measured together, on slower machines than those of other tables.",
+    "GPT-2's size after 126 and 127 tokens, SmolLM2-135M after 14 and 15: the costlier of two later tokens, and its "
+    "share of a whole pass over 128 or 16. Seconds of computing, those of a row measured together, on slower machines "
+    "than those of other tables.",
     sources=["results/two_party/generation.csv"],
     command="python -m benchmarks.generation SM+ScFuFFN SM+LN+R SM+LN+G",
+)
+
+# %%
+show.table(
+    tables.verified_passes(results),
+    "Verifying proposed tokens",
+    "A cached pass over the newest token, and one over it and three proposed tokens. Proposals copy what followed the "
+    "newest tokens earlier in the text; accepted are those that greedy decoding gives, after the first 256 tokens of "
+    "each of this project's documents. WAN: modelled.",
+    sources=["results/two_party/generation.csv"],
+    command="python -m benchmarks.generation --model FOLDER --proposed 3",
 )
 
 # %% [markdown]

@@ -23,7 +23,7 @@ from aero.errors import UserError, json_file, run_main
 from aero.records import csv_text, write_together
 from aero.sensitivity.setting import Setting, learning_rates
 from aero.sensitivity.stacked import train
-from aero.sensitivity.sweep import figure_rate, gain_rows, loss_rows, trace_rows
+from aero.sensitivity.sweep import figure_rate, gain_rows, loss_rows, shown_rate, trace_rows
 
 
 def main(arguments: list[str]) -> None:
@@ -56,7 +56,7 @@ def main(arguments: list[str]) -> None:
         seconds[name] = round(time.perf_counter() - began, 1)
         print(f"{name}: {len(rates) * len(seeds)} models, {sizes.steps} steps, {seconds[name]} s", flush=True)
     rows = [row for n in trained for row in loss_rows(n, trained[n], rates, seeds, section.window, section.initial)]
-    rate = figure_rate(trained, rates, section.window)  # the figures show the middle rate where there is none
+    rate = figure_rate(trained, rates, section.window)
     about = {
         "scale": parameters.scale,
         **described,
@@ -66,7 +66,7 @@ def main(arguments: list[str]) -> None:
         "provenance": records.provenance(torch=torch.__version__, started=started),
     }
     files = {"losses.csv": csv_text(list(rows[0]), rows)}
-    files |= figure_files(rate or rates[len(rates) // 2], setting, seeds)
+    files |= figure_files(shown_rate(about), setting, seeds)
     write(chosen.to, files, about)
 
 

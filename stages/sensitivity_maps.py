@@ -2,7 +2,7 @@
 
 `python -m stages.sensitivity_maps` trains both again at the learning rate of the figures, with the sweep's first seed.
 maps.csv has the first layer's attention weights of one sequence, a row a core, step and query: at the start of the
-training, at a half and at three quarters of it, and at the last steps before softmax diverges.
+training, at a half and at three quarters of it, and at the last steps (before softmax diverges, if it does).
 """
 
 from __future__ import annotations
@@ -19,6 +19,7 @@ from aero.errors import json_file, run_main
 from aero.records import csv_text, write_together
 from aero.sensitivity.setting import Setting, draw_batches
 from aero.sensitivity.stacked import Stack
+from aero.sensitivity.sweep import shown_rate
 
 CORES_SHOWN = ("softmax", "qk_layernorm")
 
@@ -33,7 +34,7 @@ def main(arguments: list[str]) -> None:
     setting = Setting(**{field.name: about["setting"][field.name] for field in fields(Setting)})
     torch.set_num_threads(1)
     torch.set_flush_denormal(True)
-    found = {core: maps(core, setting, about["figure_rate"], about["seeds"][0]) for core in CORES_SHOWN}
+    found = {core: maps(core, setting, shown_rate(about), about["seeds"][0]) for core in CORES_SHOWN}
     last = len(found["softmax"]) - 1
     rows = [
         {"core": core, "step": step, "query": query} | {f"key_{key}": f"{w:.4g}" for key, w in enumerate(weights, 1)}

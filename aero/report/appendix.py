@@ -204,6 +204,15 @@ def growth_with_depth(results: Results) -> Figure:
     return figure
 
 
+def checkpoints(results: Results) -> pd.DataFrame:
+    """SHA-256 of the checkpoints that were written, a line a training."""
+    found = sorted((run.scale, run.name, run.seed, run.provenance) for runs in results.runs.values() for run in runs)
+    return pd.DataFrame(
+        [(*key, source["checkpoint_sha256"]) for *key, source in found if "checkpoint_sha256" in source],
+        columns=["scale", "run", "seed", "SHA-256 of checkpoint.safetensors"],
+    )
+
+
 def campaigns(results: Results) -> pd.DataFrame:
     """Checks made and passed by every campaign, and the commit that they were made at."""
     lines = []

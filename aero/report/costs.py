@@ -293,12 +293,10 @@ GENERATION = Path("results/two_party/generation.csv")
 def next_tokens(results: Results) -> dict[str, dict[str, tuple[float, float]]]:
     """Bytes, rounds, seconds and logit error by row: of a whole pass, and the largest of later tokens with a cache.
 
-    Of the optimised program at the papers' size, as `python -m benchmarks.generation` writes them; empty without the
-    file.
+    Of the optimised program, as `python -m benchmarks.generation` writes them; empty without the file.
     """
     found: dict[str, dict[str, tuple[float, float]]] = {}
     lines = [line for line in read_csv(results.root / GENERATION) if line["program"] == OPTIMISED]
-    lines = [line for line in lines if line["prompt_tokens"] == "126"]
     for row in dict.fromkeys(line["run"] for line in lines):
         own = [line for line in lines if line["run"] == row]
         passes = [line for line in own if line["cached"] == "0"], [line for line in own if line["rows"] == "1"]

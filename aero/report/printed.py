@@ -256,10 +256,13 @@ def _not_measured(row: str) -> Measurement:
     return Measurement("", PAPER_DIMENSIONS, missing=f"two-party cost of {row} not measured yet")
 
 
+FITTED, REFITTED = "fitted configuration", "fitted configuration under SPU 0.9.5"
+
+
 def bytes_over_published(results: Results, tables: list[str], row: str) -> Measurement:
     """Measured bytes of one forward pass, both directions, over the printed GB: that of the tables which is furthest
     from 1, on stock SPU and in the configuration of SPU that fits all printed bytes best."""
-    ratios: dict[str, list[float]] = {"stock SPU": [], "fitted to the published bytes": []}
+    ratios: dict[str, list[float]] = {"stock SPU": [], FITTED: []}
     text, evidence = [], []
     for of in tables:
         printed = table(of)
@@ -268,9 +271,9 @@ def bytes_over_published(results: Results, tables: list[str], row: str) -> Measu
             return _not_measured(f"{row} of {of}")
         sizes = {"stock SPU": cost.bytes / GB}
         if (program := published_cost(results, printed, row)) is not None:
-            sizes["as a program"] = program.bytes / GB
+            sizes[REFITTED] = program.bytes / GB
         if (fitted := fits(results).get((printed.number, row))) is not None:
-            sizes["fitted to the published bytes"] = fitted.gigabytes
+            sizes[FITTED] = fitted.gigabytes
             evidence.append(f"{FITS}: {fitted.configuration}")
         for name, size in sizes.items():
             ratios.setdefault(name, []).append(size / published)
@@ -279,9 +282,9 @@ def bytes_over_published(results: Results, tables: list[str], row: str) -> Measu
     furthest = {
         name: exact(max(found, key=lambda ratio: abs(math.log(ratio))))
         for name, found in ratios.items()
-        if len(found) == len(tables) and name != "as a program"
+        if len(found) == len(tables) and name != REFITTED
     }
-    words = ", ".join(f"{name} {one.mean:.2f} of the published at worst" for name, one in furthest.items())
+    words = ", ".join(f"{name} {one.mean:.2f} of the published GB at worst" for name, one in furthest.items())
     return Measurement("; ".join((words, *text)), PAPER_DIMENSIONS, "; ".join(dict.fromkeys(evidence)), furthest)
 
 
@@ -309,7 +312,10 @@ def architectures_share(results: Results, of: str, row: str, quantity: str) -> M
     found = audit(results, table(of), row, quantity)
     if found.share is None:
         return _not_measured(row)
-    text = f"{found.as_written:.2f}× = {found.by_gelu:.2f}× by the GELU x {found.one_gelu:.2f}×: {found.share:.0%}"
+    text = (
+        f"{found.as_written:.2f}× in all: {found.by_gelu:.2f}× by the GELU, {found.one_gelu:.2f}× by the architecture, "
+    )
+    text += f"which is {found.share:.0%} of the logarithm"
     tuned = "" if found.tuned is None else f"; both optimised {found.tuned:.2f}×"
     evidence = f"{', '.join(found.rows)}; gelu_plain and gelu_segments of {found.gelu}{tuned}"
     return Measurement(text, PAPER_DIMENSIONS, evidence, {"": exact(found.share)})
@@ -342,7 +348,8 @@ def next_token(results: Results, rows: list[str], bytes: float, seconds: float) 
     """Whether a private next token with cached keys and values takes at most these shares of a whole pass's bytes and
     seconds in each of the rows; the larger of its later tokens counts."""
     found = next_tokens(results)
-    if missing := [row for row in rows if row not in found]:
+    measured = {row for row, one in found.items() if not math.isnan(sum(one["bytes"] + one["seconds"]))}
+    if missing := [row for row in rows if row not in measured]:
         return Measurement("", PAPER_DIMENSIONS, missing=f"{GENERATION}: {', '.join(missing)} not measured yet")
     shares = {(row, name): found[row][name][1] / found[row][name][0] for row in rows for name in ("bytes", "seconds")}
     most = {"bytes": bytes, "seconds": seconds}

@@ -132,10 +132,10 @@ def failed(results: Results, run: Run) -> bool:
 
 
 def seed_count(results: Results, run: str) -> str:
-    """How many seeds a run has, and how many of them failed: "3, 1 failed"."""
+    """How many seeds a run has, and how many of them failed: "3 (1 failed)"."""
     runs = results.seeds(run)
     failures = sum(failed(results, one) for one in runs)
-    return f"{len(runs)}, {failures} failed" if failures else str(len(runs))
+    return f"{len(runs)} ({failures} failed)" if failures else str(len(runs))
 
 
 def trained(results: Results, run: str) -> dict[int, float]:

@@ -90,7 +90,7 @@ def failures(results: Results, runs: list[str], against: str = "") -> Measuremen
         bad[name] = {one.seed: beyond[one.seed] or failed(results, one) for one in results.seeds(name)}
         if beyond:
             overflow = f" ({sum(beyond.values())} beyond float16)" if any(beyond.values()) else ""
-            text.append(f"{name} {sum(bad[name].values())} of {len(beyond)} seeds failed{overflow}")
+            text.append(f"{name} at {results.scale}: {sum(bad[name].values())} of {len(beyond)} seeds failed{overflow}")
     shared = sorted(set.intersection(*(set(of) for of in bad.values())))
     checks = {
         f"{run}, seed {seed}": bad[against or run][seed] and not (against and bad[run][seed])

@@ -14,6 +14,7 @@ from torch import Tensor
 
 from aero.attention_kernels import Core
 from aero.sensitivity.metric import clipped, final_losses
+from aero.sensitivity.setting import learning_rates
 from aero.sensitivity.stacked import Trained
 
 PLOTTED_STEPS = 100
@@ -77,6 +78,12 @@ def figure_rate(trained: Mapping[str, Trained], rates: Sequence[float], window: 
         failed[core] = (clipped(final, initial) >= initial).double().mean(1) > 0.5  # (R,)
     chosen = failed["softmax"] & ~(failed["relu"] & failed["qk_layernorm"])
     return next((rate for rate, yes in zip(rates, chosen.tolist(), strict=True) if yes), None)
+
+
+def shown_rate(about: Mapping[str, Any]) -> float:
+    """Learning rate of a sweep's traces, from its sweep.json: the middle one where `figure_rate` is None."""
+    rates = learning_rates()
+    return about["figure_rate"] or rates[len(rates) // 2]
 
 
 def plotted(trained: Trained, rate: int, seed: int) -> list[int]:

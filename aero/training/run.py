@@ -14,6 +14,7 @@ import torch
 from aero import records
 from aero.checkpoint import load, save
 from aero.config import Parameters, ResolvedRun
+from aero.data.base import sha256_of
 from aero.data.batches import Batches, evaluation_batches
 from aero.data.tokens import Tokens, open_tokens, tokens_folder
 from aero.entropy import measure
@@ -117,6 +118,7 @@ def finish_run(
     if checkpoint:
         named = {"run": run.name, "seed": str(run.seed), "config_hash": metrics["config_hash"]}
         save(temporary(place), model, **named, tokenizer_sha256=metrics["provenance"]["tokenizer_sha256"])
+        metrics["provenance"]["checkpoint_sha256"] = sha256_of(temporary(place))
     if after is not None:
         after(model, metrics)
     else:

@@ -110,7 +110,8 @@ def _cell(task: str, found: Estimate | None) -> str:
 
 def table_methods(model: Measured | None) -> pd.DataFrame:
     """Performance with every remedy, the oracles and the adaptive K at the largest P of each task."""
-    columns = {TITLES[task]: _by_encoding(model, task) for task in model.tasks} if model else {}
+    tasks = model.tasks if model else ()
+    columns = {f"{TITLES[task]}, P = {max(model.segments(task))}": _by_encoding(model, task) for task in tasks}
     return pd.DataFrame(columns).rename_axis("encoding").reset_index()
 
 

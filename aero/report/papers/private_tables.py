@@ -18,11 +18,13 @@ from aero.records import read_csv
 from aero.report.costs import (
     COST_TABLES,
     GB,
+    GENERATION,
     OPTIMISED,
     STOCK,
     audit,
     figure_15_costs,
     fits,
+    network,
     next_tokens,
     published_bound,
     row_costs,
@@ -258,6 +260,21 @@ def cached_passes(results: Results) -> pd.DataFrame:
 def _with_share(whole: float, part: float, unit: float = 1.0) -> str:
     """A part in that unit, and its share of the whole."""
     return f"{text(part / unit)} ({text(part / whole)}x)"
+
+
+def verified_passes(results: Results) -> pd.DataFrame:
+    """A cached pass over one new token beside passes that verify proposed ones; the link is `network`'s model."""
+    lines = [line for line in read_csv(results.root / GENERATION) if line["cached"] == "1" and line["past"] != "0"]
+    runs, wan = {line["run"] for line in lines if line.get("tokens_per_pass")}, network(results, "wan")
+    last = {(line["run"], line["rows"]): line for line in lines if line["run"] in runs and wan}
+    found = []
+    for (run, rows), line in last.items():
+        bytes_, rounds, seconds = (float(line[name] or "nan") for name in ("bytes", "rounds", "seconds"))
+        tokens, latency = float(line.get("tokens_per_pass") or 1), wan.latency_seconds(seconds, bytes_, rounds)
+        amounts = (bytes_ / 1e6, seconds, rounds, tokens, latency / tokens)
+        names = ("MB a pass", "s of computing a pass", "rounds a pass", "new tokens a pass", "WAN s a token")
+        found.append({"model, rows": f"{run}, {rows}"} | dict(zip(names, map(text, amounts), strict=True)))
+    return pd.DataFrame(found)
 
 
 def trained_passes(results: Results) -> pd.DataFrame:

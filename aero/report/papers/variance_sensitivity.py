@@ -31,6 +31,7 @@ from aero.report.statistics import CONFIDENCE, Estimate, estimate
 from aero.report.tables import COLUMNS
 from aero.sensitivity.metric import TRAINS, clipped, sensitivity, sensitivity_clipped_after, sensitivity_of_means
 from aero.sensitivity.setting import LAYERS, TOKENS, Setting
+from aero.sensitivity.sweep import shown_rate
 
 PAPER = "variance_sensitivity"
 FOLDERS = ("runs/sensitivity", "results/sensitivity")
@@ -309,6 +310,12 @@ figure_1_bottom, figure_6 = (
     functools.partial(_over_training, names={core: short_name(core) for core in cores}) for cores in (MAIN, OTHERS)
 )
 figure_8 = functools.partial(_over_training, names=GAINS)
+
+
+def rate_of_figures(results: Results) -> float:
+    """Learning rate of the trainings in the figures over training; NaN without a sweep."""
+    found = sweep(results)
+    return math.nan if found is None else shown_rate(found.about)
 
 
 def _limits(panel: Axes, column: str) -> None:

@@ -90,7 +90,8 @@ def decide(rule: str, measured: Measurement, **parameters: Any) -> Decision:
     else:
         verdict, *notes = RULES[rule](measured, **parameters)
     evidence = "; ".join(filter(None, (measured.evidence, *notes)))
-    return Decision(verdict, measured.text, measured.scale, evidence, next(iter(measured.effects.values()), None))
+    said = measured.text or measured.missing
+    return Decision(verdict, said, measured.scale, evidence, next(iter(measured.effects.values()), None))
 
 
 def text(function: Callable[..., Any], parameters: Mapping[str, Any]) -> str:

@@ -173,7 +173,7 @@ def _check_files(chosen: argparse.Namespace) -> None:
         check_file(configured if configured.is_file() else chosen.checkpoint)
     except FileNotFoundError:
         raise UserError(
-            f"checkpoint {chosen.checkpoint} does not exist; `make example` trains one, or give a run's, or --model"
+            f"{chosen.checkpoint} does not exist; `make example` trains one; README.md tells how to get SmolLM2"
         ) from None
     if chosen.tokenizer is not None:
         check_file(Path(chosen.tokenizer))

@@ -67,7 +67,7 @@ show.figure(
 #   computes softmax on the causal half, and multiplies by weights outside SPU.
 # - Private answers from two processes over TLS (`aero serve`, `aero ask`), checked against PyTorch. Models are
 #   trained here, or Hugging Face folders of GPT-2, GPT-NeoX and Llama. With cached keys and values a later token costs
-#   a nineteenth to a fifth of a whole pass's bytes.
+#   much less than a whole pass (appendix, question 10).
 # - The savings under two further protocols, SEMI2K and ABY3, and our costs beside other systems'.
 # - Entropy and its regulariser for any causal Hugging Face model (`aero entropy`, `EntropyRegularizer`).
 

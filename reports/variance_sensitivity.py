@@ -8,8 +8,8 @@
 # **What holds here.** Softmax entropy falls as the variance of the logits grows, and the entropy of the ReLU kernel
 # does not. Several printed formulas need correction, and a collapse does not always enlarge the bound on the gradient
 # (Eq. 9). In the small model softmax diverges at large learning rates, and so do the ReLU kernel and, a little later,
-# QK-LayerNorm; whether a rate separates them depends on the processor. The ReLU kernel has a lower sensitivity than
-# softmax in every seed, but trains at even fewer rates. Neither the published values nor their order were recovered.
+# QK-LayerNorm. The ReLU kernel has a lower sensitivity than softmax in every seed, but trains at even fewer rates.
+# Neither the published values nor their order were recovered.
 #
 # **Setting not recovered.** The paper omits the width, residual connections, initialisation, steps and data of its
 # small model. Missing effects are therefore reported as *undecided* or *opposite here*, never as

@@ -86,10 +86,10 @@ def _pretrained(results: Results) -> tuple[str, str, str, str]:
     whole, later = (next(line for line in passes if line["rows"] == rows) for rows in ("16", "1"))
     seconds, gigabytes = ([float(line[name]) for line in (whole, later)] for name in ("wall_seconds", "bytes"))
     return (
-        f"private next tokens of SmolLM2-135M after {whole['rows']} tokens equal PyTorch's",
+        "private next tokens of SmolLM2-135M equal PyTorch's",
         "`aero ask`, above",
-        f"{seconds[0]:.0f} s, later tokens {seconds[1]:.0f} s",
-        f"{gigabytes[0] / GB:.2f} GB, later tokens {gigabytes[1] / GB:.2f}; "
+        f"{seconds[0]:.0f} s after {whole['rows']} tokens, later ones {seconds[1]:.0f} s",
+        f"{gigabytes[0] / GB:.2f} GB, later ones {gigabytes[1] / GB:.2f}; "
         f"equal in {sum(equal['private'])} of {len(equal['private'])} private passes, "
         f"{sum(equal['emulated'])} of {len(equal['emulated'])} emulated in the clear",
     )
@@ -116,6 +116,8 @@ BLOCKS: dict[str, Callable[[Results], str]] = {
     "costs": lambda results: markdown(private_tables.communication(results, "4")),
     "savings": lambda results: markdown(private_tables.savings(results, "4")),
     "complete-passes": lambda results: markdown(private_tables.complete_passes(results)),
+    "cached-passes": lambda results: markdown(private_tables.cached_passes(results)),
+    "verified-passes": lambda results: markdown(private_tables.verified_passes(results)),
     "latency-model": lambda results: markdown(private_tables.latency_model(results)),
     "rounds": fewer_rounds,
     "protocols": lambda results: markdown(private_inference.protocols(results, "4")),

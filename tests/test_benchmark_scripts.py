@@ -18,6 +18,7 @@ from aero.records import read_csv
 from aero.two_party.cost.network import Network
 from aero.two_party.program.operations import Operation
 from benchmarks import (
+    faults,
     finetune,
     generation,
     gpu,
@@ -28,6 +29,7 @@ from benchmarks import (
     timing,
     training_step,
 )
+from benchmarks.__main__ import ALL, of_this_machine
 from benchmarks.entropy_memory import peak_of
 from benchmarks.timing import in_turn
 from benchmarks.training_step import Shape, algorithm_1, batch_of, our_model, side_of, their_model
@@ -127,6 +129,22 @@ def test_exponents_by_hand():
     assert timing.exponent([1, 2, 8], [5.0, 5.0, 40.0]) == pytest.approx(15 / 14)
 
 
+def test_every_benchmark_of_the_list_is_a_command_and_wrong_names_are_told():
+    for name in ALL:
+        assert (ROOT / "benchmarks" / f"{name}.py").is_file()
+    command = [sys.executable, "-m", "benchmarks", "trainingstep"]
+    run = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, env=pipeline.environment(ROOT))
+    assert run.returncode == 1 and run.stderr.startswith(
+        "error: unknown benchmark 'trainingstep'; known: training_step"
+    )
+
+
+@pytest.mark.parametrize("available", [True, False])
+def test_the_gpu_is_measured_where_there_is_one(monkeypatch, available):
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: available)
+    assert of_this_machine() == [name for name in ALL if available or name != "gpu"]
+
+
 def test_a_file_says_where_it_was_made(tmp_path):
     timing.save("made", {"x": 1}, tmp_path)
     found = json.loads((tmp_path / "made.json").read_text())
@@ -139,6 +157,30 @@ def test_the_gpu_benchmark_runs_in_small_on_a_cpu(tmp_path):
     assert not found["left_out"] and len(found["steps"]) == 7
     assert all(step["tokens_per_second"] > 0 for step in found["steps"])
     assert {line["architecture"] for line in found["overhead"]} == {"EReg(SM(t)+LN+G)", "EReg(SM(t)+ScFuFFN)"}
+
+
+def soak(count, **changes):
+    """Samples of an idle server that holds the same but for `changes`: {column: value by question}."""
+    steady = {"seconds": 2.0, "memory_bytes": 3e8, "descriptors": 12, "sockets": 4, "threads": 2, "processes": 3}
+    rows = []
+    for question in range(1, count + 1):
+        values = {"question": question, "files": 0} | steady | {k: f(question) for k, f in changes.items()}
+        rows.append([values[name] for name in server_soak.COLUMNS])
+    return rows
+
+
+@pytest.mark.parametrize(
+    ("changes", "failed"),
+    [
+        ({}, []),
+        ({"memory_bytes": lambda q: 3e8 - 1e8 / q}, []),  # what the first questions load is no growth
+        ({"memory_bytes": lambda q: 3e8 + 5e4 * q}, ["memory of the server and its fork server"]),
+        ({"descriptors": lambda q: 12 + (q > 900)}, ["descriptors of the idle server"]),
+    ],
+)
+def test_growth_of_a_server_is_seen(changes, failed):
+    cases = server_soak.judge(soak(1000, **changes), 1000)
+    assert [case["name"] for case in cases if case["passed"] != case["count"]] == failed
 
 
 def test_what_a_session_holds_is_counted(tmp_path):
@@ -158,6 +200,16 @@ def test_the_server_of_the_soak_answers(tmp_path):
         token = server_soak.clear_answers(model)[0]
         assert server_soak.ask(connect(), token) == server_soak.expected(model, token)
         assert "1 new after 1 tokens" in serving.line(1)
+
+
+def test_a_damaged_result_is_seen(tmp_path):
+    (tmp_path / "metrics.json").write_text('{"a": 1, "seconds": 2}')
+    whole = faults.content_hash(tmp_path / "metrics.json")
+    (tmp_path / "metrics.json").write_text('{"a": 1, "seconds": 3}')
+    assert faults.content_hash(tmp_path / "metrics.json") == whole
+    for name, text in (("metrics.json", '{"a": 1'), ("log.csv", "a,b\n1\n"), ("checkpoint.safetensors", "x")):
+        (tmp_path / name).write_text(text)
+        assert faults.content_hash(tmp_path / name).startswith("damaged")
 
 
 def test_a_latency_is_predicted_from_costs_by_hand():

@@ -14,6 +14,7 @@ from aero.records import write_together
 from aero.report import show
 from aero.report.papers.private_inference import draw_pareto, points
 from aero.report.results import load
+from aero.report.statistics import gate
 
 GB = 1e9
 
@@ -50,8 +51,8 @@ def pareto(chosen: argparse.Namespace, parameters: Parameters, root: Path, out: 
         )
     for reason in dict.fromkeys(without.values()):
         lines.append(f"left out, {reason}: {', '.join(name for name, why in without.items() if why == reason)}")
-    if results.scale == "laptop":
-        lines.append("scale laptop shows that the pipeline works; --scale desk is the training evidence")
+    if fault := gate(results, "sm-ln-g"):
+        lines.append(f"these perplexities are no evidence: {fault}")
     return "\n".join(lines)
 
 

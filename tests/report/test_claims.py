@@ -6,6 +6,7 @@ import csv
 import io
 import math
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -353,6 +354,16 @@ def test_a_next_token_with_a_cache(
     assert len(table) == len(rows)
     if rows:
         assert table["GB, next token"][0] == f"{bytes_:.3f} ({bytes_:.3f}x)" and table["s, whole pass"][0] == "100"
+
+
+def test_what_a_token_of_a_verifying_pass_takes(tmp_path: Path) -> None:
+    """At 100 Mbit/s and 80 ms: 4 s of computing, 2 s of transfer and 4 s of rounds for two tokens."""
+    one = {"run": "m", "cached": 1, "past": 8, "rows": 1, "bytes": 12.5e6, "seconds": 2, "rounds": 25}
+    four = one | {"rows": 4, "bytes": 25e6, "seconds": 4, "rounds": 50, "tokens_per_pass": 2}
+    write_lines(tmp_path / "results/two_party/generation.csv", generation.COLUMNS, [one, four])
+    wan = {"two_party": {"networks": {"wan": {"bandwidth_mbit": 100, "rtt_ms": 80}}}}
+    table = private_tables.verified_passes(replace(results(root=tmp_path), parameters=wan))
+    assert list(table["WAN s a token"]) == ["5.00", "5.00"] and list(table["new tokens a pass"]) == ["1.00", "2.00"]
 
 
 # All claims -----------------------------------------------------------------------------------------------------------

@@ -53,6 +53,7 @@ def test_a_killed_training_resumes_to_the_same_metrics(project):
     finished = stage(project, "train", "sm-r")
     assert finished.returncode == 0 and "starting anew" not in finished.stdout
     assert timeless(cut) == timeless(whole)
+    assert (cut / "checkpoint.safetensors").read_bytes() == (whole / "checkpoint.safetensors").read_bytes()
     (named,) = {json.loads((of / "metrics.json").read_text())["provenance"]["checkpoint_sha256"] for of in (cut, whole)}
     assert named == sha256_of(cut / "checkpoint.safetensors")
 

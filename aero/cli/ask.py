@@ -140,6 +140,7 @@ def _serve(chosen: argparse.Namespace) -> int:
         security = "mutually authenticated TLS" if context is not None else "plain TCP"
         _print_line(f"{description} at {listener.address}, {security}; description {description.sha256}")
         answered = failed = 0
+        listener.end_on_signals()
         try:
             while True:
                 success = server.answer(listener, _print_line)

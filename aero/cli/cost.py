@@ -1,6 +1,6 @@
 """`aero cost`: the cost of a private forward pass of one architecture, of two side by side, or of all trained runs.
 
-Without --program, a row that AERO prints is answered as published, with stock SPU and optimised, side by side.
+Without --program, a row that AERO prints is answered as published, reproduced, with stock SPU and optimised.
 """
 
 from __future__ import annotations
@@ -29,7 +29,9 @@ GB = 1e9
 
 
 def add_arguments(cost: argparse.ArgumentParser) -> None:
-    cost.add_argument("architecture", nargs="?", help="in the papers' notation, for example SM+ScFuFFNi_3")
+    cost.add_argument(
+        "architecture", nargs="*", metavar="ARCHITECTURE", help="one, in the papers' notation: SM+ScFuFFNi_3"
+    )
     cost.add_argument(
         "--model",
         default="gpt2",
@@ -60,6 +62,9 @@ def add_arguments(cost: argparse.ArgumentParser) -> None:
 def answer(chosen: argparse.Namespace, parameters: Parameters, root: Path) -> str:
     """The text of `aero cost`, from the results below `root`. UserError for wrong input and what was not measured."""
     elsewhere = chosen.model not in FAMILIES and Path(chosen.model).exists()
+    if len(chosen.architecture) > 1:
+        raise UserError(f"one architecture at a time; for two: aero cost --compare {' '.join(chosen.architecture[:2])}")
+    chosen.architecture = next(iter(chosen.architecture), None)
     asked = [chosen.architecture is not None, chosen.compare is not None, chosen.pareto, elsewhere]
     if sum(asked) != 1:
         raise UserError(
@@ -74,6 +79,7 @@ def answer(chosen: argparse.Namespace, parameters: Parameters, root: Path) -> st
     from aero.two_party.cost.composition import estimate
     from aero.two_party.cost.cost_model import measured_operations
     from aero.two_party.cost.counts import published_sizes
+    from aero.two_party.program.optimizations import linear_ffn
 
     name = "wan" if chosen.network is None else chosen.network
     network = _network(parameters, name)
@@ -91,11 +97,13 @@ def answer(chosen: argparse.Namespace, parameters: Parameters, root: Path) -> st
     checks = Checks.of(root, chosen.program)
     printed = Printed.of(chosen.architecture, sizes) if default and not chosen.compare else None
     stock = costed(chosen.architecture, "as_written") if printed else None
+    fitted = printed and Printed.reproduced(root, printed.place)
     if chosen.json:
         values = [as_json(cost, network, checks) for cost in costs]
         if printed:
             values[0]["side_by_side"] = {
                 "published": {"where": printed.where, "bytes": printed.gigabytes * GB, "latency_s": printed.seconds},
+                "reproduced": fitted and {"where": fitted.where, "bytes": fitted.gigabytes * GB},
                 "stock": as_json(stock, network, Checks.of(root, stock.program)),
                 "optimised": dict(values[0]),
             }
@@ -109,9 +117,14 @@ def answer(chosen: argparse.Namespace, parameters: Parameters, root: Path) -> st
     if not printed:
         return "\n".join(described(cost, network, name, checks))
     head = f"{cost.architecture}, {_sizes_text(sizes)}: one private forward pass"
-    table = side_by_side([("published", printed), ("stock SPU", stock), ("optimised", cost)], network, name)
+    shown = [("published", printed), ("reproduced", fitted), ("stock SPU", stock), ("optimised", cost)]
+    table = side_by_side([(title, one) for title, one in shown if one], network, name)
     said = ["optimised:", *_accuracy(cost, network, checks)]
     said.append(f"published: {printed.where}, on its authors' network; here: {_link(network, name)}")
+    if fitted:
+        said.append(f"reproduced: {fitted.where}")
+    if linear_ffn(_parsed(chosen.architecture)):
+        said.append("fusing or pruning a linear FFN saves no bytes when optimised: it is folded into its neighbours")
     return "\n".join([head, *table, *said])
 
 
@@ -129,11 +142,12 @@ def _hugging_face(path: str, context: int, changes: Mapping[str, int]) -> tuple[
 
 @dataclass(frozen=True)
 class Printed:
-    """The cost that AERO prints of a row: GB, seconds (None where it prints none), and the table."""
+    """The cost that AERO prints of a row: GB, seconds (None where it prints none), where, and its table and row."""
 
     gigabytes: float
     seconds: float | None
     where: str
+    place: tuple[str, str]
 
     @classmethod
     def of(cls, text: str, sizes: Sizes) -> Printed | None:
@@ -149,7 +163,19 @@ class Printed:
                 same = setting["architecture"] == text and setting["context"] == sizes.context
                 if same and setting["model"] == sizes.family and amount is not None:
                     minutes = row.cells["latency"].value
-                    return cls(amount, None if minutes is None else 60 * minutes, f"AERO, Table {table.number}")
+                    seconds = None if minutes is None else 60 * minutes
+                    return cls(amount, seconds, f"AERO, Table {table.number}", (table.number, row.name))
+        return None
+
+    @classmethod
+    def reproduced(cls, root: Path, place: tuple[str, str]) -> Printed | None:
+        """The same row in the one configuration of SPU that fits all published bytes; None without it below `root`."""
+        from aero.records import read_csv
+
+        for line in read_csv(root / "results/two_party/forensics_fits.csv"):
+            if (line["table"], line["row"], line["rank"]) == (*place, "1"):
+                where = "the configuration of SPU that fits all published bytes, docs/communication_fit.md"
+                return cls(float(line["fitted_gb"]), None, where, place)
         return None
 
 
@@ -295,7 +321,7 @@ def _accuracy(cost: PassCost, network: Network, checks: Checks) -> Iterable[str]
         said = ", ".join(f"{what} {_percent(error)}" for what, error in bounds.items())
         yield f"  error      of the estimates: {said}"
         if math.isinf(cost.seconds_error) and not cost.extrapolated:
-            yield "             (unknown: not timed at so small or large sizes)"
+            yield "             (unknown: not timed, or rounds not counted, at so small or large sizes)"
     seen = {"bytes": checks.bytes, "seconds": checks.seconds, "messages": checks.messages}
     off = ", ".join(f"{100 * value:.1f} % in {what}" for what, value in seen.items() if value is not None)
     if off:

@@ -175,12 +175,12 @@ METRIC_ROWS = ("SM+LN+G", "SM+ScFuFFN")
 
 
 def summary(results: Results, judged: pd.DataFrame) -> dict[str, dict[str, float]]:
-    """Claims by verdict, mean perplexity of some runs, GB of a private pass of two rows in the optimised program."""
+    """Claims by verdict, mean perplexity of some runs at the report's scale, GB of two optimised private passes."""
     perplexity = {name: estimate(results.perplexity(name)) for name in METRIC_RUNS}
     costs = {row: results.cost(row, "tuned") for row in METRIC_ROWS}
     return {
         "claims": {str(verdict): int(count) for verdict, count in counts(judged).sum().items()},
-        "perplexity": {name: round(found.mean, 4) for name, found in perplexity.items() if found},
+        f"perplexity_{results.scale}": {name: round(found.mean, 4) for name, found in perplexity.items() if found},
         "gigabytes": {row: round(cost.bytes / GB, 3) for row, cost in costs.items() if cost},
     }
 

@@ -73,14 +73,18 @@ def test_one_architecture(project: Path, capsys: pytest.CaptureFixture[str]) -> 
 
 
 def test_a_published_row_is_answered_side_by_side(project: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (project / "results/two_party/forensics_fits.csv").write_text(
+        "rank,table,row,fitted_gb\n2,4,SM+ScFuFFN,6.1\n1,4,SM+ScFFN,6.4\n1,4,SM+ScFuFFN,6.364\n"
+    )
     found = as_json(capsys, "SM+ScFuFFN")
     stock, optimised = (as_json(capsys, "SM+ScFuFFN", "--program", name) for name in ("as_written", "tuned"))
     published = {"where": "AERO, Table 4", "bytes": 6.43e9, "latency_s": pytest.approx(60 * 4.76)}
-    assert found.pop("side_by_side") == {"published": published, "stock": stock, "optimised": optimised}
-    assert found == optimised
+    beside = found.pop("side_by_side")
+    assert beside.pop("reproduced")["bytes"] == 6.364e9
+    assert beside == {"published": published, "stock": stock, "optimised": optimised} and found == optimised
     text = output(capsys, "SM+ScFuFFN")
     line = next(line for line in text.splitlines() if line.startswith("bytes"))
-    assert line.split()[-3:] == ["6.430", f"{stock['bytes'] / 1e9:.3f}", f"{optimised['bytes'] / 1e9:.3f}"]
+    assert line.split()[-4:] == ["6.430", "6.364", f"{stock['bytes'] / 1e9:.3f}", f"{optimised['bytes'] / 1e9:.3f}"]
     for other in (["SM+R"], ["SM+ScFuFFN", "--layers", "11"], ["SM+ScFuFFN", "--context", "192"]):
         assert "side_by_side" not in as_json(capsys, *other)
 

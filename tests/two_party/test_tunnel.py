@@ -7,6 +7,7 @@ import datetime
 import os
 import re
 import shutil
+import signal
 import socket
 import stat
 import threading
@@ -396,6 +397,25 @@ def test_a_silent_and_an_absent_server():
     listener.close()
     with pytest.raises(TwoPartyError, match="no server at .*start one there"):
         dial(listener.address, None)
+
+
+def test_a_signal_ends_the_wait_though_its_exception_was_lost():
+    before = signal.signal(signal.SIGINT, lambda *_: None)  # as where a destructor loses KeyboardInterrupt
+    listener = Listener("127.0.0.1:0", None)
+    try:
+        listener.end_on_signals()
+        for late in (0, 0.2):
+            timer = threading.Timer(late, os.kill, (os.getpid(), signal.SIGINT))
+            timer.start()
+            if not late:
+                timer.join()
+            with pytest.raises(KeyboardInterrupt):
+                listener.arrival()
+    finally:
+        listener.close()
+        signal.signal(signal.SIGINT, before)
+    with pytest.raises(OSError, match="closed"):
+        listener.arrival()
 
 
 def test_a_server_that_is_busy_for_longer_than_the_client_waits(folders):

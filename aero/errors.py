@@ -125,7 +125,8 @@ def known(kind: str, name: str, names: Collection[str]) -> str:
         return name
     near = difflib.get_close_matches(name[:100], names, n=1)
     hint = f"did you mean {near[0]!r}? " if near else ""
-    raise UserError(f"unknown {kind} {name[:100]!r}; {hint}known: {', '.join(names)}")
+    shown, more = list(names)[:12], len(names) - 12
+    raise UserError(f"unknown {kind} {name[:100]!r}; {hint}known: {', '.join(shown)}{f' and {more} more' * (more > 0)}")
 
 
 def check_file(path: Path, most: int | None = None) -> None:

@@ -2,11 +2,12 @@
 
     python -m benchmarks.optimizations bytes                   operations at GPT-2's dimensions, composed to rows
     python -m benchmarks.optimizations errors --run sm-ln-g    private passes of a trained run against PyTorch
-    python -m benchmarks.optimizations rounds                  bytes and rounds of optimizations outside "tuned"
+    python -m benchmarks.optimizations together                "tuned" and what it leaves out, on one quiet machine
 
 Each optimization is added to "as_written" alone, and left out of "tuned" alone (or added, where "tuned" lacks it).
 `bytes` measures what results/two_party/ops.csv lacks into savings_ops.csv and writes savings.csv; `errors` writes
-savings_errors.csv after every program. Both go on where they were stopped.
+savings_errors.csv after every program. `together` measures all its operations into outside_tuned_ops.csv, which takes
+half an hour, and writes outside_tuned.csv. All go on where they were stopped.
 """
 
 from __future__ import annotations
@@ -29,9 +30,10 @@ from aero.data.tokens import open_tokens
 from aero.errors import UserError, run_main
 from aero.two_party.cost import ledger
 from aero.two_party.cost.composition import estimate
-from aero.two_party.cost.cost_model import measured_operations
+from aero.two_party.cost.cost_model import Operations
 from aero.two_party.cost.counts import published_sizes
-from aero.two_party.cost.measure import measure
+from aero.two_party.cost.measure import measure, measure_rounds
+from aero.two_party.cost.network import Network
 from aero.two_party.lattice.lookup import LEAST_VOCABULARY
 from aero.two_party.program.end_to_end import ask
 from aero.two_party.program.forward import operations
@@ -72,20 +74,13 @@ def needed(parameters: Parameters) -> dict[tuple[str, str], dict[Operation, int]
 
 
 def measure_bytes(parameters: Parameters, context: int) -> None:
-    """Measure what is missing, small operations first, and compose the rows."""
+    """Measure what is missing and compose the rows."""
     wanted, variant = needed(parameters), parameters.two_party.variant()
-    path = FOLDER / "savings_ops.csv"
-    own = ledger.read(path, ledger.Measurement) if path.is_file() else []
-    measured = ledger.by_operation([*own, *ledger.read(FOLDER / "ops.csv", ledger.Measurement)])
+    measured = ledger.by_operation(ledger.read(FOLDER / "ops.csv", ledger.Measurement))
     if {row.variant for row in measured.values()} != {variant}:
         raise UserError(f"{FOLDER} holds operations of other settings than {variant}; measure ops.csv again")
     missing = {op for counts in wanted.values() for op in counts if (op.name, op.shape) not in measured}
-    small_first = sorted(missing, key=lambda op: (sum(math.prod(shape) for shape in op.shapes), op))
-    settings = Settings(**parameters.two_party.settings())
-    for first in range(0, len(small_first), AT_ONCE):
-        own += measure(small_first[first : first + AT_ONCE], "gpt2", context, variant, settings, runs=3)
-        ledger.write(path, sorted(own, key=lambda row: row.key), ledger.Measurement)
-    measured = ledger.by_operation(own) | measured
+    measured = measure_missing(missing, FOLDER / "savings_ops.csv", parameters, context) | measured
     lines = []
     for (row, program), counts in wanted.items():
         parts = [(count, ledger.find(measured, operation)) for operation, count in counts.items()]
@@ -96,15 +91,36 @@ def measure_bytes(parameters: Parameters, context: int) -> None:
     print(f"{len(lines)} rows: {FOLDER / 'savings.csv'}")
 
 
-def write_rounds(parameters: Parameters, context: int) -> None:
-    """Compose bytes and rounds of `OUTSIDE_TUNED` from measured operations, of whatever age."""
-    measured = measured_operations(parameters.two_party.variant())
-    lines = []
-    for row, program in itertools.product(("SM+ScFuFFN", "SM+LN+R", "SM+LN+G"), OUTSIDE_TUNED):
-        cost = estimate(parse(row), published_sizes("gpt2", context), program, measured)
-        line = {"architecture": row, "program": program, "bytes": f"{cost.bytes:.0f}"}
-        lines.append(line | {"rounds": f"{cost.rounds:.1f}"})
-    write_lines(FOLDER / "rounds.csv", ("architecture", "program", "bytes", "rounds"), lines)
+def measure_missing(
+    wanted: set[Operation], path: Path, parameters: Parameters, context: int, with_rounds: bool = False
+) -> dict[tuple[str, str], ledger.Measurement]:
+    """Measurements of `wanted`, and of what else the file has: those that it lacks are made, small operations first."""
+    own, settings = (ledger.read(path, ledger.Measurement) if path.is_file() else []), parameters.two_party.settings()
+    known = ledger.by_operation(own)
+    missing = [op for op in wanted if (op.name, op.shape) not in known]
+    missing.sort(key=lambda op: (sum(math.prod(shape) for shape in op.shapes), op))
+    for first in range(0, len(missing), AT_ONCE):
+        some = missing[first : first + AT_ONCE]
+        rounds = measure_rounds(some, Settings(**settings)) if with_rounds else None
+        own += measure(some, "gpt2", context, parameters.two_party.variant(), Settings(**settings), 3, rounds)
+        ledger.write(path, sorted(own, key=lambda row: row.key), ledger.Measurement)
+        print(*(f"{one.name} {one.shape}" for one in some), sep="\n", flush=True)
+    return ledger.by_operation(own)
+
+
+def measure_together(parameters: Parameters, context: int) -> None:
+    """Measure every operation of `OUTSIDE_TUNED`, and compose bytes, rounds, and seconds on loopback and on the WAN."""
+    config, _ = parameters.at_scale("laptop").two_party_model()
+    pairs = list(itertools.product(("SM+ScFuFFN", "SM+LN+R", "SM+LN+G"), OUTSIDE_TUNED))
+    wanted = {one for row, program in pairs for one in operations(parse(row), config, program, context)}
+    measured = measure_missing(wanted, FOLDER / "outside_tuned_ops.csv", parameters, context, with_rounds=True)
+    wan, lines = parameters.two_party.networks["wan"], []
+    for row, program in pairs:
+        cost = estimate(parse(row), published_sizes("gpt2", context), program, Operations(measured))
+        line = {"architecture": row, "program": program, "bytes": f"{cost.bytes:.0f}", "rounds": f"{cost.rounds:.1f}"}
+        on_wan = cost.latency(Network(wan.bandwidth_mbit, wan.rtt_ms))
+        lines.append(line | {"seconds": f"{cost.seconds:.1f}", "wan_seconds": f"{on_wan:.1f}"})
+    write_lines(FOLDER / "outside_tuned.csv", list(lines[0]), lines)
 
 
 def measure_errors(parameters: Parameters, run: str, chosen: list[str], prompts: int, tokens: int) -> None:
@@ -137,7 +153,7 @@ def measure_errors(parameters: Parameters, run: str, chosen: list[str], prompts:
 
 def main(arguments: list[str]) -> None:
     parser = argparse.ArgumentParser(prog="python -m benchmarks.optimizations", description=__doc__.splitlines()[0])
-    parser.add_argument("what", choices=("bytes", "errors", "rounds"))
+    parser.add_argument("what", choices=("bytes", "errors", "together"))
     parser.add_argument("--run", default="sm-scfuffn", help="a trained run of the pipeline (errors)")
     parser.add_argument("--programs", nargs="+", help="default: all (errors)")
     parser.add_argument("--prompts", type=int, default=4)
@@ -147,8 +163,8 @@ def main(arguments: list[str]) -> None:
     _, context = parameters.at_scale("laptop").two_party_model()
     if given.what == "bytes":
         measure_bytes(parameters, context)
-    elif given.what == "rounds":
-        write_rounds(parameters, context)
+    elif given.what == "together":
+        measure_together(parameters, context)
     else:
         parameters.run(given.run)
         measure_errors(parameters, given.run, given.programs or programs(), given.prompts, given.tokens)

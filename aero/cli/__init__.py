@@ -45,8 +45,8 @@ def main(arguments: list[str]) -> int | None:
     costs = commands.add_parser(
         "cost",
         help="bytes, rounds and latency of a private forward pass of any architecture",
-        description="Print the cost of a private forward pass, composed from measured operations. Give exactly one of "
-        "ARCHITECTURE, --compare and --pareto.",
+        description="Print the cost of a private forward pass, composed from measured operations. Give one of "
+        "ARCHITECTURE, --compare A B, --pareto and --model FOLDER.",
     )
     cost.add_arguments(costs)
     costs.set_defaults(run=_cost)

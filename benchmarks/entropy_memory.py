@@ -55,16 +55,13 @@ def main() -> None:
     parser.add_argument("--folder", type=Path, default=timing.FOLDER)
     parser.add_argument("--longest", type=int, default=max(CONTEXTS))
     chosen = parser.parse_args()
-    lines, growth = [], {}
+    lines = []
     for way in WAYS:
-        contexts, peaks = [t for t in CONTEXTS if t <= min(chosen.longest, MOST.get(way, t))], []
-        for context in contexts:
+        for context in (t for t in CONTEXTS if t <= min(chosen.longest, MOST.get(way, t))):
             (found,) = timing.in_turn({way: timing.side(peak_of, 1, way=way, context=context)}, 1, warm_ups=0)[way]
-            peaks.append(found["peak_bytes"])
             lines.append({"way": way, "context": context, **found})
-            print(f"{way} T={context}: {peaks[-1] / 1e6:.1f} MB", flush=True)
-        growth[way] = round(timing.exponent(contexts[-2:], peaks[-2:]), 3)  # between the two longest contexts
-    result = {"heads": HEADS, "width": WIDTH, "threads": 1, "memory": lines, "growth": growth}
+            print(f"{way} T={context}: {found['peak_bytes'] / 1e6:.1f} MB", flush=True)
+    result = {"heads": HEADS, "width": WIDTH, "threads": 1, "memory": lines}
     result |= {"rows_of_a_block": ROWS, "matrix_up_to": MATRIX_UP_TO, "kept_up_to": KEPT_UP_TO}
     timing.save("entropy_memory", result, chosen.folder)
 

@@ -33,8 +33,6 @@ from benchmarks.timing import write_lines
 FITS = Path("results/two_party/forensics_fits.csv")
 WIDTH, HEADS, HIDDEN = 768, 12, 3072
 VOCABULARY = {"CodeParrot": 50257, "Languini": 16384}
-ODD = {("4", "SM+ScFuFFNi_6"), ("4", "EReg(SM(t)+ScFuFFNi_6)"), ("7", "SOTA(SM+ScFFN)")}
-"""Rows that no configuration explains together with their neighbours; ranked with and without."""
 UNITS = {"GB": 1e9, "GiB": 2.0**30, "GB one way": 2e9, "GB at both ends": 0.5e9}
 CHOICES: dict[str, tuple[str, ...]] = {
     "weights": ("shared", "owned"),
@@ -210,31 +208,17 @@ class Engine:
 
 @dataclass(frozen=True)
 class Fit:
-    """One configuration against the published rows; percentages are |fitted - published| / published.
-
-    largest: over all rows; largest_but_odd: without the rows in ODD. one_off: GB that, added to every row alike, fit
-    best (at least 0); largest_with_one_off: with it, without the rows in ODD. plain: GB of each row without it.
-    """
+    """One configuration against the published rows: GB of each, and the largest |fitted - published| / published, %."""
 
     configuration: Configuration
     largest: float
-    largest_but_odd: float
-    one_off: float
-    largest_with_one_off: float
-    plain: tuple[float, ...]
+    gigabytes: tuple[float, ...]
 
 
 def fit(engine: Engine, configuration: Configuration, rows: Sequence[PublishedRow]) -> Fit:
-    plain = tuple(engine.gigabytes(configuration, row) for row in rows)
-    regular = [index for index, row in enumerate(rows) if (row.table, row.name) not in ODD]
-    given = [row.gigabytes for row in rows]
-    one_off = sum((given[i] - plain[i]) / given[i] ** 2 for i in regular) / sum(given[i] ** -2 for i in regular)
-    one_off = max(one_off, 0.0)
-
-    def largest(indices: Iterable[int], added: float = 0.0) -> float:
-        return 100 * max(abs(plain[i] + added - given[i]) / given[i] for i in indices)
-
-    return Fit(configuration, largest(range(len(rows))), largest(regular), one_off, largest(regular, one_off), plain)
+    found = tuple(engine.gigabytes(configuration, row) for row in rows)
+    off = (abs(own - row.gigabytes) / row.gigabytes for own, row in zip(found, rows, strict=True))
+    return Fit(configuration, 100 * max(off), found)
 
 
 def search(
@@ -271,13 +255,10 @@ def fit_lines(fits: Sequence[tuple[int, Fit]], rows: Sequence[PublishedRow]) -> 
     lines = []
     for rank, one in fits:
         of_fit = {"rank": rank, "configuration": describe(one.configuration), "largest_percent": round(one.largest, 3)}
-        of_fit |= {"largest_but_odd_percent": round(one.largest_but_odd, 3), "one_off_gb": round(one.one_off, 4)}
-        of_fit |= {"largest_with_one_off_percent": round(one.largest_with_one_off, 3)}
-        for row, plain in zip(rows, one.plain, strict=True):
-            off, with_one_off = (100 * (gb / row.gigabytes - 1) for gb in (plain, plain + one.one_off))
+        for row, fitted in zip(rows, one.gigabytes, strict=True):
             line = of_fit | {"table": row.table, "row": row.name, "published_gb": row.gigabytes}
-            line |= {"fitted_gb": round(plain, 3), "residual_percent": round(off, 3)}
-            lines.append(line | {"residual_with_one_off_percent": round(with_one_off, 3)})
+            off = 100 * (fitted / row.gigabytes - 1)
+            lines.append(line | {"fitted_gb": round(fitted, 3), "residual_percent": round(off, 3)})
     return lines
 
 
@@ -295,9 +276,9 @@ def report(measured: Path = OPS) -> None:
             shown.append((rank, one))
     lines = fit_lines(shown, rows)
     write_lines(FITS, list(lines[0]), lines)
-    print(f"{len(fits)} configurations of {len(engines)} engines; largest residual in %, and without the odd rows")
+    print(f"{len(fits)} configurations of {len(engines)} engines; largest residual in %")
     for rank, one in shown:
-        print(f"{rank:5d} {one.largest:6.2f} {one.largest_but_odd:6.2f}  {describe(one.configuration)}")
+        print(f"{rank:5d} {one.largest:6.2f}  {describe(one.configuration)}")
 
 
 def main(arguments: list[str]) -> None:

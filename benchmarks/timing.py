@@ -7,7 +7,6 @@ median with its lowest and highest value; two sides give the ratio of each pair 
 from __future__ import annotations
 
 import json
-import math
 import os
 import re
 import resource
@@ -16,7 +15,7 @@ from concurrent.futures import Executor, ProcessPoolExecutor
 from contextlib import ExitStack
 from multiprocessing import get_context
 from pathlib import Path
-from statistics import linear_regression, median
+from statistics import median
 from typing import Any
 
 from aero.records import csv_text, now, provenance, read_csv, write_text
@@ -98,11 +97,6 @@ def spread(values: Sequence[float], digits: int = 5) -> dict[str, float]:
 def ratio(over: Sequence[float], under: Sequence[float]) -> dict[str, float]:
     """`over` / `under`, repeat by repeat: median, lowest and highest."""
     return spread([a / b for a, b in zip(over, under, strict=True)], 4)
-
-
-def exponent(sizes: Sequence[float], values: Sequence[float]) -> float:
-    """The slope of log value over log size, by least squares: 1 is linear, 0 is flat."""
-    return linear_regression(list(map(math.log, sizes)), list(map(math.log, values))).slope
 
 
 def of(steps: Sequence[Measured], name: str = "seconds") -> list[float]:

@@ -98,9 +98,6 @@ def main(arguments: list[str]) -> None:
                 continue
             points = points_of(row, program, chosen.layers, settings)
             lines.append({"architecture": row, "program": program, "points": points})
-            for name in ("bytes", "seconds", "composed_bytes", "composed_seconds"):
-                slope = timing.exponent([point["size"] for point in points], [point[name] for point in points])
-                lines[-1][f"{name}_exponent"] = round(slope, 3)
             sizes = {**SIZES, "context": CONTEXT, "passes": 1, "runs_alone": RUNS_ALONE}
             timing.save(NAME, {"sizes": sizes, "lines": lines}, chosen.folder)
 

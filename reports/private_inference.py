@@ -292,6 +292,16 @@ show.table(
 
 # %%
 show.table(
+    tables.outside_tuned(results),
+    "Optimizations outside the optimised program",
+    "One session, on a slower machine than the other tables: compare the ratios to the first line, in brackets. "
+    "WAN: 100 Mbit/s, 80 ms.",
+    sources=["results/two_party/outside_tuned.csv"],
+    command="python -m benchmarks.optimizations together",
+)
+
+# %%
+show.table(
     tables.function_changes(results),
     "The optimizations one by one, logits",
     "Largest difference of a logit from PyTorch's in complete passes with this optimization alone.",

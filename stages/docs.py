@@ -95,15 +95,6 @@ def _pretrained(results: Results) -> tuple[str, str, str, str]:
     )
 
 
-def fewer_rounds(results: Results) -> str:
-    """GB and rounds of the optimised program with optimizations that it lacks."""
-    cells: dict[str, dict[str, str]] = {}
-    for line in read_csv(results.root / "results/two_party/rounds.csv"):
-        cell = f"{float(line['bytes']) / GB:.2f} GB, {float(line['rounds']):,.0f} rounds"
-        cells.setdefault(line["program"], {})[line["architecture"]] = cell
-    return markdown(pd.DataFrame({"program": f"`{program}`", **found} for program, found in cells.items()))
-
-
 def markdown(frame: pd.DataFrame) -> str:
     """The frame as a Markdown table."""
     rows = [list(frame.columns), ["---"] * len(frame.columns), *frame.astype(str).values.tolist()]
@@ -119,7 +110,7 @@ BLOCKS: dict[str, Callable[[Results], str]] = {
     "cached-passes": lambda results: markdown(private_tables.cached_passes(results)),
     "verified-passes": lambda results: markdown(private_tables.verified_passes(results)),
     "latency-model": lambda results: markdown(private_tables.latency_model(results)),
-    "rounds": fewer_rounds,
+    "outside-tuned": lambda results: markdown(private_tables.outside_tuned(results)),
     "protocols": lambda results: markdown(private_inference.protocols(results, "4")),
     "lattice-judge": lambda results: markdown(
         pd.DataFrame(read_csv(results.root / "results/two_party/lattice_judge.csv")).drop(columns="commit")

@@ -1,7 +1,4 @@
-"""Input that once ended in a traceback, a hang, a wrong value, or an error without its cause; one case each.
-
-Found by `make fuzz` and by reading for it. What a peer sends: tests/two_party/test_session.py and test_tunnel.py.
-"""
+"""Input that once ended in a traceback, a hang, a wrong value, or an error without its cause; one case each."""
 
 from __future__ import annotations
 
@@ -95,8 +92,7 @@ def test_what_is_no_file_is_not_read(tmp_path):
 
 
 @pytest.mark.parametrize(
-    "text",
-    ["scale: 2001-99-99", "scale: \ud800", "scale: !!python/object/apply:os.system [id]", "a: 1\na: 2"],
+    "text", ["scale: 2001-99-99", "scale: \ud800", "scale: !!python/object/apply:os.system [id]", "a: 1\na: 2"]
 )
 def test_yaml_that_cannot_be_read_names_the_file(tmp_path, text):
     path = tmp_path / "some params.yaml"

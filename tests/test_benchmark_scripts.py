@@ -122,13 +122,6 @@ def test_the_peak_of_a_process_is_not_that_of_the_one_that_started_it():
     assert before < size / 2 and 60 * 2**20 < after - before < 100 * 2**20
 
 
-def test_exponents_by_hand():
-    assert timing.exponent([128, 256, 512], [3.0, 12.0, 48.0]) == pytest.approx(2.0)
-    assert timing.exponent([1, 2], [5.0, 5.0]) == pytest.approx(0.0)
-    # Least squares over 0, 1 and 3 doublings with values at 0, 0 and 3 doublings: (1.6667 3) / 4.6667.
-    assert timing.exponent([1, 2, 8], [5.0, 5.0, 40.0]) == pytest.approx(15 / 14)
-
-
 def test_every_benchmark_of_the_list_is_a_command_and_wrong_names_are_told():
     for name in ALL:
         assert (ROOT / "benchmarks" / f"{name}.py").is_file()

@@ -15,7 +15,6 @@ from benchmarks.forensics import (
     Configuration,
     PublishedRow,
     engines_of,
-    fit,
     fit_lines,
     product_bytes,
     published_rows,
@@ -78,17 +77,6 @@ def test_bytes_that_no_configuration_makes_are_not_fitted():
         for index, row in enumerate(planted(PLANTS[0], ENGINES))
     ]
     assert search(ENGINES, rows, FEW)[0].largest > 10
-
-
-def test_one_off_part_is_recovered_and_never_negative():
-    rows = planted(PLANTS[0], ENGINES, digits=6)
-    more = [dataclasses.replace(row, gigabytes=row.gigabytes + 0.15) for row in rows]
-    engine = ENGINES[PLANTS[0].engine]
-    one = fit(engine, PLANTS[0], more)
-    assert one.one_off == pytest.approx(0.15, abs=1e-4)
-    assert one.largest_with_one_off < 0.001 < 1 < one.largest
-    less = [dataclasses.replace(row, gigabytes=row.gigabytes - 0.15) for row in rows]
-    assert fit(engine, PLANTS[0], less).one_off == 0
 
 
 def test_engine_with_an_operation_missing_is_left_out():

@@ -14,15 +14,7 @@ import pytest
 
 from aero import records
 from aero.errors import UserError
-from aero.records import (
-    FILES,
-    read_rows,
-    read_trainings,
-    temporary,
-    write_text,
-    write_together,
-    write_trainings,
-)
+from aero.records import FILES, read_rows, read_trainings, temporary, write_text, write_together, write_trainings
 from aero.report.results import load
 from aero.training import catalogue
 from stages import merge_results, report

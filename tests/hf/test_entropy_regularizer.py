@@ -255,10 +255,7 @@ def test_an_own_loss_function_adds_the_share(steps, tmp_path):
 
 @pytest.mark.parametrize(
     ("settings", "tolerance"),
-    [
-        ({"bf16": True}, 0.05),
-        pytest.param({"torch_compile_backend": "aot_eager"}, 1e-3, marks=pytest.mark.slow),
-    ],
+    [({"bf16": True}, 0.05), pytest.param({"torch_compile_backend": "aot_eager"}, 1e-3, marks=pytest.mark.slow)],
 )
 def test_mixed_precision_and_compiling_take_nearly_the_same_steps(steps, tmp_path, settings, tolerance):
     for found, expected in zip(trained(tmp_path, **settings)[:4], steps[:4], strict=True):

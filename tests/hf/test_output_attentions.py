@@ -96,10 +96,7 @@ SPARSE = GROUPED | {
 }  # fmt: skip
 
 
-@pytest.mark.parametrize(
-    ("name", "sizes"),
-    [("doge", GROUPED), ("deepseek_v32", SPARSE), ("glm_moe_dsa", SPARSE)],
-)
+@pytest.mark.parametrize(("name", "sizes"), [("doge", GROUPED), ("deepseek_v32", SPARSE), ("glm_moe_dsa", SPARSE)])
 def test_models_that_change_their_mask_are_measured_by_the_returned_weights(name, sizes):
     torch.manual_seed(0)
     model = AutoModelForCausalLM.from_config(AutoConfig.for_model(name, **sizes)).eval()

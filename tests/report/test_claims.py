@@ -234,10 +234,7 @@ def test_landscape_by_hand() -> None:
     assert shift.verdict == "direction reproduced" and shift.measured.startswith("GELU 0.350 [")
     for claim in ("l2-regularised-steeper", "l3-heads-differ-more"):
         assert decide(found, claim).verdict == "direction reproduced", claim
-    for layers, verdict in (
-        ([0.9, 0.5, 0.7, 0.7], "direction reproduced"),
-        ([0.7, 0.7, 0.9, 0.5], "opposite here"),
-    ):
+    for layers, verdict in (([0.9, 0.5, 0.7, 0.7], "direction reproduced"), ([0.7, 0.7, 0.9, 0.5], "opposite here")):
         assert decide(results(*heads("sm-ln-g", layers)), "l2-deep-layers-flat").verdict == verdict
 
 

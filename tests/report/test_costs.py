@@ -12,16 +12,7 @@ import pytest
 from aero.published import load as load_paper
 from aero.records import read_csv
 from aero.report import appendix, show
-from aero.report.costs import (
-    COST_TABLES,
-    all_costs,
-    audit,
-    fits,
-    parts,
-    row_costs,
-    saving,
-    wan_minutes,
-)
+from aero.report.costs import COST_TABLES, all_costs, audit, fits, parts, row_costs, saving, wan_minutes
 from aero.report.papers import private_inference, private_tables
 from aero.report.papers.private_inference import Point, with_front
 from aero.report.results import Results

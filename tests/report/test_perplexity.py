@@ -25,10 +25,7 @@ CLAIMS = {claim.id: claim for claim in load_paper("aero").claims}
 
 
 def project(
-    root: Path,
-    ratios: Mapping[str, Sequence[float | None]],
-    best: float = BEST,
-    scale: str = "desk",
+    root: Path, ratios: Mapping[str, Sequence[float | None]], best: float = BEST, scale: str = "desk"
 ) -> Results:
     """A project with the registered predictions, n-gram perplexities and trainings of one scale.
 

@@ -19,17 +19,7 @@ from aero.report.costs import LatencyBound
 from aero.report.papers import aero_entropy, entropy_landscape
 from aero.report.results import Results, load
 from aero.report.statistics import change
-from aero.report.tables import (
-    COLUMNS,
-    COMPARED,
-    FOLDER,
-    cells_csv,
-    comparisons,
-    cost_rows,
-    files,
-    perplexities,
-    table,
-)
+from aero.report.tables import COLUMNS, COMPARED, FOLDER, cells_csv, comparisons, cost_rows, files, perplexities, table
 
 
 def lines(results: Results, name: str) -> list[dict[str, str]]:

@@ -112,14 +112,7 @@ CODE_ONLY = ["Core(qk_layernorm)+LN+G", "Core(elu)+LN+G"]
 
 
 @pytest.mark.parametrize(
-    "architecture",
-    [
-        "SM+LN+G",
-        "EReg(SM(t)+ScFuFFNi_1)",
-        "SM+SNorm(QKV+FFN)",
-        "SOTA(SM+ScFuFFNi_1)",
-        "Core(relu)+LN+G",
-    ],
+    "architecture", ["SM+LN+G", "EReg(SM(t)+ScFuFFNi_1)", "SM+SNorm(QKV+FFN)", "SOTA(SM+ScFuFFNi_1)", "Core(relu)+LN+G"]
 )
 def test_a_compiled_step_equals_the_eager_step(architecture):
     """Through the graphs that torch.compile captures, without the code it would make of them for a GPU."""

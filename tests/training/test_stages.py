@@ -80,9 +80,6 @@ def test_missing_and_corrupt_inputs(project, tmp_path):
 
 def test_a_wrong_python_is_one_clear_line():
     finished = subprocess.run(
-        ["make", "-s", "-W", "pyproject.toml", "install", "PYTHON=/bin/false"],
-        cwd=ROOT,
-        capture_output=True,
-        text=True,
+        ["make", "-s", "-W", "pyproject.toml", "install", "PYTHON=/bin/false"], cwd=ROOT, capture_output=True, text=True
     )
     assert finished.returncode != 0 and "Python 3.11 is needed" in finished.stderr

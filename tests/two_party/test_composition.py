@@ -12,15 +12,7 @@ from aero.architecture import parse
 from aero.model import ModelConfig
 from aero.two_party.cost.composition import compose, composition_error, without_details
 from aero.two_party.cost.cost_model import Operations
-from aero.two_party.cost.ledger import (
-    Measurement,
-    Row,
-    by_operation,
-    find,
-    read,
-    session_setup,
-    write,
-)
+from aero.two_party.cost.ledger import Measurement, Row, by_operation, find, read, session_setup, write
 from aero.two_party.cost.network import BOTH_WAYS_AT_ONCE, Network
 from aero.two_party.program.forward import operations
 from aero.two_party.program.operations import Operation

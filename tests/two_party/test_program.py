@@ -113,8 +113,7 @@ def test_as_published_is_the_best_fit_of_the_published_bytes():
 
 
 @pytest.mark.parametrize(
-    ("row", "gain"),
-    [("SOTA(SM+ScFuFFNi_1)", "blocks.2.attention.shape_b"), ("SM+ScFFN", "blocks.1.beta")],
+    ("row", "gain"), [("SOTA(SM+ScFuFFNi_1)", "blocks.2.attention.shape_b"), ("SM+ScFFN", "blocks.1.beta")]
 )
 def test_a_gain_of_0_cannot_be_folded(row, gain):
     model = random_model(row)

@@ -213,10 +213,7 @@ def maximum(x):
 
 def bounded_task(party, given):
     found, messages = {}, {}
-    for name, values, functions in (
-        ("sums", SUMS, (own, bounded, own_root, bounded_root)),
-        ("rows", ROWS, (maximum,)),
-    ):
+    for name, values, functions in (("sums", SUMS, (own, bounded, own_root, bounded_root)), ("rows", ROWS, (maximum,))):
         party.put(name, values if party.rank == CLIENT else None, values.shape, from_rank=CLIENT)
         for function in functions:
             for _ in range(2):

@@ -400,20 +400,16 @@ def test_a_silent_and_an_absent_server():
 
 
 def test_a_signal_ends_the_wait_though_its_exception_was_lost():
-    before = signal.signal(signal.SIGINT, lambda *_: None)  # as where a destructor loses KeyboardInterrupt
     listener = Listener("127.0.0.1:0", None)
-    try:
-        listener.end_on_signals()
-        for late in (0, 0.2):
-            timer = threading.Timer(late, os.kill, (os.getpid(), signal.SIGINT))
-            timer.start()
-            if not late:
-                timer.join()
-            with pytest.raises(KeyboardInterrupt):
-                listener.arrival()
-    finally:
-        listener.close()
-        signal.signal(signal.SIGINT, before)
+    before = signal.signal(signal.SIGINT, lambda *_: None)  # as where a destructor loses KeyboardInterrupt
+    listener.end_on_signals()
+    for late in (0, 0.2):
+        threading.Timer(late, signal.pthread_kill, (threading.main_thread().ident, signal.SIGINT)).start()
+        time.sleep(0.1)
+        with pytest.raises(KeyboardInterrupt):
+            listener.arrival()
+    listener.close()
+    signal.signal(signal.SIGINT, before)
     with pytest.raises(OSError, match="closed"):
         listener.arrival()
 

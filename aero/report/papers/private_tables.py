@@ -344,6 +344,25 @@ def _alone(name: str) -> str:
     return f"as_written+{'folded_ffn+' if name == 'absorbed_ffn' else ''}{name}"
 
 
+OUTSIDE = Path("results/two_party/outside_tuned.csv")
+
+
+def outside_tuned(results: Results) -> pd.DataFrame:
+    """Costs of the optimised program with optimizations that it lacks; in brackets over those without them."""
+    cells: dict[str, dict[str, str]] = {}
+    without: dict[str, dict[str, float]] = {}
+    for line in read_csv(results.root / OUTSIDE):
+        row, program = line["architecture"], line["program"]
+        cost = {name: float(line[name]) for name in ("bytes", "rounds", "seconds", "wan_seconds")}
+        base = without.setdefault(row, cost)
+        share = {name: f"{text(value / base[name], 2)}x" for name, value in cost.items()}
+        cells.setdefault(program, {})[row] = (
+            f"{gigabytes(cost['bytes'])} GB, {cost['rounds']:,.0f} rounds, {text(cost['seconds'])} s "
+            f"({share['seconds']}), WAN {text(cost['wan_seconds'] / 60)} min ({share['wan_seconds']})"
+        )
+    return pd.DataFrame({"program": _program(program), **found} for program, found in cells.items())
+
+
 APPROXIMATE = {"segmented_gelu", "split_exponential", "fewer_squarings", "bounded_reciprocals"}
 """The others are exact but for the fixed point."""
 

@@ -6,7 +6,7 @@
 A pass takes 4 to 45 minutes. Its seconds count only on an otherwise idle machine; the load is in the file. Weights are
 random, those of embeddings, queries and keys larger than before training, so that attention is not uniform. Bytes do
 not depend on weights. Appends to results/two_party/full_passes.json after every pass and skips what is there.
-Compositions use results/two_party/ops.csv, and savings_ops.csv for operations that it lacks.
+Compositions use results/two_party/ops.csv, and savings_ops.csv for operations that it lacks, or --operations.
 """
 
 from __future__ import annotations
@@ -94,6 +94,7 @@ def main(arguments: list[str]) -> None:
     parser = argparse.ArgumentParser(prog="python -m benchmarks.full_passes", description=__doc__.splitlines()[0])
     parser.add_argument("rows", nargs="*", type=lambda text: str(parse(text)), help='such as "SM+ScFuFFN"')
     parser.add_argument("--programs", nargs="+", default=["tuned", "as_written"])
+    parser.add_argument("--operations", help="file of operations in results/two_party to compose the new passes of")
     given = parser.parse_args(arguments)
     parameters = load().at_scale("laptop")
     entries: list[dict[str, Any]] = json.loads(PATH.read_text(encoding="utf-8")) if PATH.is_file() else []
@@ -107,6 +108,7 @@ def main(arguments: list[str]) -> None:
             print(f"{row} {program}: already measured")
             continue
         entries.append(entry := full_pass(row, program, parameters))
+        entry |= {"operations_file": given.operations} if given.operations else {}
         write()
         gigabytes = (entry["bytes_client"] + entry["bytes_server"]) / 1e9
         print(f"{row} {program}: error {entry['max_logit_error']:.4f}, {gigabytes:.3f} GB, {entry['seconds']:.0f} s")

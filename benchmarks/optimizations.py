@@ -51,7 +51,8 @@ PROMPTS_A_SESSION = 20
 AT_ONCE = 4
 """Operations of a session; measurements are written after each session."""
 _OUTSIDE = ("narrow_comparisons", "wide_maxima", "bounded_reciprocals")
-OUTSIDE_TUNED = ("tuned", *(f"tuned+{name}" for name in _OUTSIDE), f"tuned+{'+'.join(_OUTSIDE)}")
+_ALL = "".join(f"+{name}" for name in _OUTSIDE)
+OUTSIDE_TUNED = ("tuned", *(f"tuned+{name}" for name in _OUTSIDE), f"tuned{_ALL}", "tuned-row_tiles", f"tuned-row_tiles{_ALL}")
 ERROR_KEY = ("architecture", "program", "scale", "tokens")
 ERROR_COLUMNS = (*ERROR_KEY[:3], "prompts", "tokens", "max_logit_error", "same_top_token", "provenance")
 

@@ -52,7 +52,8 @@ AT_ONCE = 4
 """Operations of a session; measurements are written after each session."""
 _OUTSIDE = ("narrow_comparisons", "wide_maxima", "bounded_reciprocals")
 _ALL = "".join(f"+{name}" for name in _OUTSIDE)
-OUTSIDE_TUNED = ("tuned", *(f"tuned+{name}" for name in _OUTSIDE), f"tuned{_ALL}", "tuned-row_tiles", f"tuned-row_tiles{_ALL}")
+_EACH = (f"tuned+{name}" for name in _OUTSIDE)
+OUTSIDE_TUNED = ("tuned", *_EACH, f"tuned{_ALL}", "tuned-row_tiles", f"tuned-row_tiles{_ALL}")
 ERROR_KEY = ("architecture", "program", "scale", "tokens")
 ERROR_COLUMNS = (*ERROR_KEY[:3], "prompts", "tokens", "max_logit_error", "same_top_token", "provenance")
 

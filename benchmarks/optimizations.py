@@ -48,8 +48,7 @@ ROWS = ("SM+LN+G", "SM+LN+R", "SM+ScFuFFN", "EReg(SM(t)+ScFuFFN)", "SOTA(SM+ScFu
 FOLDER = Path("results/two_party")
 ERRORS = FOLDER / "savings_errors.csv"
 PROMPTS_A_SESSION = 20
-AT_ONCE = 4
-"""Operations of a session; measurements are written after each session."""
+AT_ONCE = 4  # operations of a session, after which measurements are written
 _OUTSIDE = ("narrow_comparisons", "wide_maxima", "bounded_reciprocals")
 _ALL = "".join(f"+{name}" for name in _OUTSIDE)
 _EACH = (f"tuned+{name}" for name in _OUTSIDE)

@@ -31,8 +31,7 @@ from aero.training.schedule import make_optimizer
 from benchmarks.timing import FOLDER, Make, Measured, in_turn, load, of, ratio, save, side, spread
 
 LAYERS = 12
-TOKENS = 1024
-"""In a batch."""
+TOKENS = 1024  # in a batch
 LEARNING_RATE, BETAS, EPSILON, WEIGHT_DECAY, CLIP = 1e-3, (0.9, 0.999), 1e-8, 0.1, 1.0
 GAMMA, LAMBDA, THRESHOLD = 0.2, 1e-2, 0.5
 PLAIN, REGULARIZED, THEIRS, AUTHORS = "plain", "aero", "transformers", "authors"

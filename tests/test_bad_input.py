@@ -39,9 +39,6 @@ def refused(call, *named):
     return line
 
 
-# Errors
-
-
 def test_an_error_is_one_printable_line_of_bounded_length(capsys):
     def main(_):
         raise ValueError("the file \x1b[2J\x07\u202e" + "x" * 5000 + "\nends")
@@ -53,9 +50,6 @@ def test_an_error_is_one_printable_line_of_bounded_length(capsys):
     assert len(said) < LONGEST_LINE + 20
 
 
-# Notation
-
-
 @pytest.mark.parametrize(
     "text", ["SM+ScFuFFNi_\u0663", "SM+ScFuFFNi_" + "9" * 5000, "SM+" * 2000, "SM\ud800", "\udcff" * 150, "S\u2028M"]
 )
@@ -64,9 +58,6 @@ def test_notation_in_other_digits_or_without_end_is_refused(text):
         assert parse(text) == Architecture()  # a line separator is a blank
     else:
         refused(lambda: parse(text), "architecture")
-
-
-# Files
 
 
 def test_what_is_no_file_is_not_read(tmp_path):
@@ -98,9 +89,6 @@ def test_yaml_that_cannot_be_read_names_the_file(tmp_path, text):
     path = tmp_path / "some params.yaml"
     path.write_bytes(text.encode("utf-8", "surrogatepass"))
     refused(lambda: load(path), path)
-
-
-# Token files
 
 
 TEXTS = ["def f(x):\n    return x\n" * 4] * 3

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
+from types import SimpleNamespace
 
 import pandas as pd
 import pytest
@@ -31,6 +32,7 @@ TABLES = [
     private_tables.trained_passes,
     private_tables.held_out_prompts,
     private_tables.ablation,
+    private_tables.outside_tuned,
     private_tables.function_changes,
     private_tables.latency_model,
     appendix.training_step,
@@ -51,6 +53,16 @@ FIGURES = [
     appendix.growth_with_depth,
     appendix.server,
 ]
+
+
+def test_switches_outside_tuned_are_compared_with_the_program_without_them(tmp_path: Path) -> None:
+    (tmp_path / private_tables.OUTSIDE).parent.mkdir(parents=True)
+    head = "architecture,program,bytes,rounds,seconds,wan_seconds"
+    lines = [head, "SM,tuned,2e9,1000,100,600", "SM,tuned+a,1e9,9,75,300"]
+    (tmp_path / private_tables.OUTSIDE).write_text("\n".join(lines))
+    first, second = private_tables.outside_tuned(SimpleNamespace(root=tmp_path))["SM"]
+    assert "2.00 GB, 1,000 rounds, 100 s (1" in first
+    assert "1.00 GB, 9 rounds, 75" in second and "(0.75x), WAN 5" in second and "(0.5" in second
 
 
 @pytest.mark.parametrize("table", TABLES)

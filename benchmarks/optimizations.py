@@ -51,8 +51,8 @@ PROMPTS_A_SESSION = 20
 AT_ONCE = 4  # operations of a session, after which measurements are written
 _OUTSIDE = ("narrow_comparisons", "wide_maxima", "bounded_reciprocals")
 _ALL = "".join(f"+{name}" for name in _OUTSIDE)
-_EACH = (f"tuned+{name}" for name in _OUTSIDE)
-OUTSIDE_TUNED = ("tuned", *_EACH, f"tuned{_ALL}", "tuned-row_tiles", f"tuned-row_tiles{_ALL}")
+_NO_TILES = ("tuned-row_tiles", f"tuned-row_tiles{_ALL}".replace("+wide_maxima", ""), f"tuned-row_tiles{_ALL}")
+OUTSIDE_TUNED = ("tuned", *(f"tuned+{name}" for name in _OUTSIDE), f"tuned{_ALL}", *_NO_TILES)
 ERROR_KEY = ("architecture", "program", "scale", "tokens")
 ERROR_COLUMNS = (*ERROR_KEY[:3], "prompts", "tokens", "max_logit_error", "same_top_token", "provenance")
 

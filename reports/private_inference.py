@@ -286,7 +286,7 @@ show.table(
     "The optimizations one by one, bytes",
     "Alone: added to stock SPU. Left out: of the optimised program. Those marked *added* are not part of it; their "
     "number is what adding them changes. Dashes: not measured.",
-    sources=["results/two_party/savings.csv"],
+    sources=["results/two_party/savings.csv", "results/two_party/outside_tuned.csv"],
     command="python -m benchmarks.optimizations",
 )
 
@@ -304,7 +304,8 @@ show.table(
 show.table(
     tables.function_changes(results),
     "The optimizations one by one, logits",
-    "Largest difference of a logit from PyTorch's in complete passes with this optimization alone.",
+    "Largest difference of a logit from PyTorch's in complete passes with this optimization alone. Wide maxima, "
+    "bounded reciprocals and the fast program: with weights of a later training of the same runs.",
     sources=["results/two_party/savings_errors.csv"],
     command="python -m benchmarks.optimizations",
 )

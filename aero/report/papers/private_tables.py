@@ -47,6 +47,7 @@ HEADLINE = {
 SHAPED = Path("results/two_party/shaped.csv")
 ABLATION = Path("results/two_party/savings.csv")
 ABLATION_ERRORS = Path("results/two_party/savings_errors.csv")
+OUTSIDE = Path("results/two_party/outside_tuned.csv")
 
 
 def text(value: float | None, digits: int = 3, unit: str = "") -> str:
@@ -321,7 +322,9 @@ ABLATED = ("SM+LN+G", "SM+ScFuFFN")
 def ablation(results: Results) -> pd.DataFrame:
     """Relative GB of every optimization alone (over stock SPU) and left out (over optimised), in per cent."""
     found = {
-        (line["architecture"], line["program"]): float(line["bytes"]) for line in read_csv(results.root / ABLATION)
+        (line["architecture"], line["program"]): float(line["bytes"])
+        for path in (OUTSIDE, ABLATION)
+        for line in read_csv(results.root / path)
     }
     lines = []
     for name in OPTIMIZATIONS:
@@ -340,7 +343,6 @@ def _alone(name: str) -> str:
     return f"as_written+{'folded_ffn+' if name == 'absorbed_ffn' else ''}{name}"
 
 
-OUTSIDE = Path("results/two_party/outside_tuned.csv")
 FAST = "tuned-row_tiles+narrow_comparisons+wide_maxima+bounded_reciprocals"
 """Of those in OUTSIDE the one with the fewest rounds, and within 1 % of the least time on the WAN."""
 

@@ -314,8 +314,7 @@ show.table(
 show.table(
     tables.held_out_prompts(results),
     "Held-out prompts",
-    "Models trained here: largest logit error, and how many top tokens are PyTorch's. Fast: the last line "
-    "of the table of optimizations outside the optimised program.",
+    "Models trained here: largest logit error, and how many top tokens are PyTorch's.",
     sources=["results/two_party/savings_errors.csv"],
     command="python -m benchmarks.optimizations",
 )

@@ -299,10 +299,9 @@ def held_out_prompts(results: Results) -> pd.DataFrame:
         if line["tokens"] == "24":
             found = f"{text(float(line['max_logit_error']), 2)}, {line['same_top_token']} of {line['prompts']}"
             groups.setdefault(line["architecture"], {})[line["program"]] = found
-    programs = PROGRAM_NAMES | {FAST: "fast"}
     return pd.DataFrame(
         {ROW: name}
-        | {programs[program]: found.get(program, MISSING) for program in (OPTIMISED, FAST, STOCK, AS_PUBLISHED)}
+        | {PROGRAM_NAMES[program]: found.get(program, MISSING) for program in (OPTIMISED, STOCK, AS_PUBLISHED)}
         for name, found in groups.items()
     )
 

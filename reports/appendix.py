@@ -67,7 +67,7 @@ found = [
     ("Trainings, scale desk", "make all SCALE=desk", "days", "results/desk", "intervals over seeds"),
     ("Verdicts on all claims", "make report", "1 min", "reports/claims.csv unchanged", "exact"),
     ("The whole pipeline", "make repro SCALE=smoke", "3 to 5 min", "reports/report.html", ""),
-    ("Equations, parity, protocols", "make test", "8 to 10 min", "all tests pass", ""),
+    ("Equations, parity, protocols", "make test", "7 to 11 min", "all tests pass", ""),
 ]  # fmt: skip
 show.table(
     pd.DataFrame(found, columns=["claim", "command", "time", "expected", "tolerance"]),

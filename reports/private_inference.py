@@ -294,7 +294,7 @@ show.table(
 show.table(
     tables.outside_tuned(results),
     "Optimizations outside the optimised program",
-    "One session, on a slower machine than the other tables: compare the ratios to the first line, in brackets. "
+    "Measured within half an hour, on a slower machine than the other tables: compare the ratios in brackets. "
     "WAN: 100 Mbit/s, 80 ms.",
     sources=["results/two_party/outside_tuned.csv"],
     command="python -m benchmarks.optimizations together",
@@ -305,7 +305,7 @@ show.table(
     tables.function_changes(results),
     "The optimizations one by one, logits",
     "Largest difference of a logit from PyTorch's in complete passes with this optimization alone. Wide maxima, "
-    "bounded reciprocals and the fast program: with weights of a later training of the same runs.",
+    "bounded reciprocals and the last line: with weights of a later training of the same runs.",
     sources=["results/two_party/savings_errors.csv"],
     command="python -m benchmarks.optimizations",
 )

@@ -31,7 +31,7 @@ def main(arguments: list[str]) -> None:
         raise ValueError(f"unknown scale {chosen.scale!r}; known: {', '.join(parameters.scales)}")
     if chosen.scale:
         os.environ[SCALE_VARIABLE] = chosen.scale
-    print("rendering reports/*.py; takes up to a minute", flush=True)
+    print("rendering reports/*.py; takes about a minute", flush=True)
     results = load()  # as the notebooks do
     judged = claims.judge(results)
     # Everything is made before anything is written: a failure leaves the last report whole.

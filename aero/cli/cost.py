@@ -142,7 +142,7 @@ def _hugging_face(path: str, context: int, changes: Mapping[str, int]) -> tuple[
 
 @dataclass(frozen=True)
 class Printed:
-    """The cost that AERO prints of a row: GB, seconds (None where it prints none), where, and its table and row."""
+    """A cost of a row that AERO prints: GB, seconds or None, where it is from, and the row's table and name."""
 
     gigabytes: float
     seconds: float | None
@@ -321,7 +321,7 @@ def _accuracy(cost: PassCost, network: Network, checks: Checks) -> Iterable[str]
         said = ", ".join(f"{what} {_percent(error)}" for what, error in bounds.items())
         yield f"  error      of the estimates: {said}"
         if math.isinf(cost.seconds_error) and not cost.extrapolated:
-            yield "             (unknown: not timed, or rounds not counted, at so small or large sizes)"
+            yield "             (unknown: seconds or rounds of some operations were not measured)"
     seen = {"bytes": checks.bytes, "seconds": checks.seconds, "messages": checks.messages}
     off = ", ".join(f"{100 * value:.1f} % in {what}" for what, value in seen.items() if value is not None)
     if off:

@@ -26,11 +26,11 @@ BIASES = {"qk_bias": True, "vo_bias": True, "ffn_bias": True}
 
 
 # The fast ones, with the GELU of test_ask.py and the temperatures of test_generation.py, cover every kind of norm and
-# attention, and of FFN but the leaky ReLU. A checkpoint answers in test_isolation.py. Each has two layers, or as said.
+# attention, and of FFN but the leaky ReLU. A checkpoint answers in test_isolation.py.
 FAST = (
     ("SM+LN+SNorm(QKVO+FFN)", "tuned", {}),
-    ("SM+LN+R", "tuned", PYTHIA | {"layers": 1}),
-    ("SM+RMS+SwiGLU", "tuned", LLAMA | {"layers": 1}),
+    ("SM+LN+R", "tuned", PYTHIA),
+    ("SM+RMS+SwiGLU", "tuned", LLAMA),
     ("SOTA(SM+ScFuFFN)", "as_written", {}),
 )
 SLOW = (
@@ -57,7 +57,7 @@ def test_private_logits_agree_with_torch(cases):
     prompt, models = np.random.default_rng(0).integers(0, 41, 12), []
     given = {CLIENT: [], SERVER: []}
     for row, program, switches in cases:
-        models.append(model := random_model(row, **{"layers": 2, "width": 32, "ffn_width": 64} | switches))
+        models.append(model := random_model(row, layers=2, width=32, ffn_width=64, **switches))
         program = within_budget(model, program)
         public = PublicModel(row, dataclasses.asdict(model.config), program)
         common = {"model": public, "tokens": len(prompt), "prompts": 1, "warm_up": False}

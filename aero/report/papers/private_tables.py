@@ -311,7 +311,8 @@ def _program(name: str) -> str:
     plain, _, layers = name.partition("@")
     for program, words in PROGRAM_NAMES.items():
         if plain.startswith(program):
-            plain = words + plain.removeprefix(program).replace("_", " ")
+            changes = plain.removeprefix(program).replace("_", " ")
+            plain = words + changes.replace("+", " + ").replace("-", " - ")
     return plain + (f" @{layers}" if layers else "")
 
 
@@ -342,10 +343,6 @@ def _alone(name: str) -> str:
     return f"as_written+{'folded_ffn+' if name == 'absorbed_ffn' else ''}{name}"
 
 
-FAST = "tuned-row_tiles+narrow_comparisons+wide_maxima+bounded_reciprocals"
-"""Of those in OUTSIDE the one with the fewest rounds, and within 1 % of the least time on the WAN."""
-
-
 def outside_tuned(results: Results) -> pd.DataFrame:
     """Costs of the optimised program with optimizations that it lacks; in brackets over those without them."""
     cells: dict[str, dict[str, str]] = {}
@@ -354,7 +351,7 @@ def outside_tuned(results: Results) -> pd.DataFrame:
         row, program = line["architecture"], line["program"]
         cost = {name: float(line[name]) for name in ("bytes", "rounds", "seconds", "wan_seconds")}
         base = without.setdefault(row, cost)
-        share = {name: f"{value / base[name]:.2f}x" for name, value in cost.items()}
+        share = {name: f"{cost[name] / base[name]:.2f}x" for name in ("seconds", "wan_seconds")}
         cells.setdefault(program, {})[row] = (
             f"{gigabytes(cost['bytes'])} GB, {cost['rounds']:,.0f} rounds, {text(cost['seconds'])} s "
             f"({share['seconds']}), WAN {text(cost['wan_seconds'] / 60)} min ({share['wan_seconds']})"
@@ -377,7 +374,9 @@ def function_changes(results: Results) -> pd.DataFrame:
     for name, what in OPTIMIZATIONS.items():
         mark = "; approximated" if name in APPROXIMATE else ""
         programs[name.replace("_", " ")] = (_alone(name), what.partition(" (")[0] + mark)
-    programs |= {"all (optimised)": (OPTIMISED, ""), "fast: last line of the table above": (FAST, "")}
+    programs["all (optimised)"] = (OPTIMISED, "")
+    if outside := read_csv(results.root / OUTSIDE):
+        programs["last line of the table above"] = (outside[-1]["program"], "")
     return pd.DataFrame(
         {"optimization": name, "what it does": what}
         | {f"{row}: logit error": text(errors.get((row, program)), 2) for row in ABLATED}

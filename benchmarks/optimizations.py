@@ -49,10 +49,10 @@ FOLDER = Path("results/two_party")
 ERRORS = FOLDER / "savings_errors.csv"
 PROMPTS_A_SESSION = 20
 AT_ONCE = 4  # operations of a session, after which measurements are written
-_OUTSIDE = ("narrow_comparisons", "wide_maxima", "bounded_reciprocals")
-_ALL = "".join(f"+{name}" for name in _OUTSIDE)
+_OUTSIDE = [f"+{name}" for name in ("narrow_comparisons", "wide_maxima", "bounded_reciprocals")]
+_ALL = "".join(_OUTSIDE)
 _NO_TILES = ("tuned-row_tiles", f"tuned-row_tiles{_ALL}".replace("+wide_maxima", ""), f"tuned-row_tiles{_ALL}")
-OUTSIDE_TUNED = ("tuned", *(f"tuned+{name}" for name in _OUTSIDE), f"tuned{_ALL}", *_NO_TILES)
+OUTSIDE_TUNED = ("tuned", *(f"tuned{name}" for name in _OUTSIDE), f"tuned{_ALL}", *_NO_TILES)
 ERROR_KEY = ("architecture", "program", "scale", "tokens")
 ERROR_COLUMNS = (*ERROR_KEY[:3], "prompts", "tokens", "max_logit_error", "same_top_token", "provenance")
 
@@ -77,7 +77,8 @@ def needed(parameters: Parameters) -> dict[tuple[str, str], dict[Operation, int]
 def measure_bytes(parameters: Parameters, context: int) -> None:
     """Measure what is missing and compose the rows."""
     wanted, variant = needed(parameters), parameters.two_party.variant()
-    measured = ledger.by_operation(ledger.read(FOLDER / "ops.csv", ledger.Measurement))
+    files = [path for name in ("savings_ops.csv", "ops.csv") if (path := FOLDER / name).is_file()]
+    measured = ledger.by_operation(row for path in files for row in ledger.read(path, ledger.Measurement))
     if {row.variant for row in measured.values()} != {variant}:
         raise UserError(f"{FOLDER} holds operations of other settings than {variant}; measure ops.csv again")
     missing = {op for counts in wanted.values() for op in counts if (op.name, op.shape) not in measured}
@@ -115,12 +116,12 @@ def measure_together(parameters: Parameters, context: int) -> None:
     pairs = list(itertools.product(("SM+ScFuFFN", "SM+LN+R", "SM+LN+G"), OUTSIDE_TUNED))
     wanted = {one for row, program in pairs for one in operations(parse(row), config, program, context)}
     measured = measure_missing(wanted, FOLDER / "outside_tuned_ops.csv", parameters, context, with_rounds=True)
-    wan, lines = parameters.two_party.networks["wan"], []
+    named, lines = parameters.two_party.networks["wan"], []
+    wan = Network(named.bandwidth_mbit, named.rtt_ms)
     for row, program in pairs:
         cost = estimate(parse(row), published_sizes("gpt2", context), program, Operations(measured))
         line = {"architecture": row, "program": program, "bytes": f"{cost.bytes:.0f}", "rounds": f"{cost.rounds:.1f}"}
-        on_wan = cost.latency(Network(wan.bandwidth_mbit, wan.rtt_ms))
-        lines.append(line | {"seconds": f"{cost.seconds:.1f}", "wan_seconds": f"{on_wan:.1f}"})
+        lines.append(line | {"seconds": f"{cost.seconds:.1f}", "wan_seconds": f"{cost.latency(wan):.1f}"})
     write_lines(FOLDER / "outside_tuned.csv", list(lines[0]), lines)
 
 

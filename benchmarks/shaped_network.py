@@ -68,8 +68,7 @@ DELAYED, LIMITED = 0.020, 12.5e6
 LINKS: Links = {"open": OPEN, "delayed": (DELAYED, None), "limited": (0.0, LIMITED)}
 Runs = Mapping[str, Sequence[Profile]]
 """Of one operation, by link."""
-REPEATS = 3
-"""Runs of an operation on each link."""
+REPEATS = 3  # runs of an operation on each link
 REFILL = "refill"
 REFILL_MESSAGES = 1281
 """Messages of one new stock of oblivious transfers: SPU's Ferret sends one for each of 1,280 trees, and one more."""

@@ -13,6 +13,8 @@ EXAMPLE := runs/example/seed_1337
 BIN := .venv/bin
 export PATH := $(CURDIR)/$(BIN):$(PATH)
 export PYTHONHASHSEED := 0
+# Where it is set, each of hundreds of processes would compile the library again.
+unexport PYTHONDONTWRITEBYTECODE
 
 .PHONY: repro all parallel report example docs keep test slow nightly bench install lint lock
 install: .venv/.installed

@@ -150,7 +150,8 @@ class Parameters(Strict):
         family = self.families.get(run.model, FamilyParameters())
         context, corpus_name = run.context or family.context, run.corpus or family.corpus
         corpus = self.corpus_called(corpus_name)
-        architecture, sizes = parse(run.architecture), self._sizes(name, run, context)
+        architecture = parse(run.architecture)
+        sizes = self._sizes(name, run, context, architecture)
         train = self._train(name, run, family, context)
         regularizer = _checked(
             RegularizerParameters,
@@ -176,13 +177,13 @@ class Parameters(Strict):
             entropy_tokens=self.active.entropy.tokens,
         )
 
-    def _sizes(self, name: str, run: RunParameters, context: int) -> ModelParameters:
+    def _sizes(self, name: str, run: RunParameters, context: int, architecture: Architecture) -> ModelParameters:
         """Sizes of a run: the scale's own, its family's changes, its context."""
         changes = self.active.families.get(run.model, FamilySizes()).model
         values = self.active.model.model_dump() | changes | {"context": self.active.length(context)}
         sizes = _checked(ModelParameters, values, f"scales.{self.scale}.families.{run.model}.model")
         try:
-            parse(run.architecture).ffn_layers(sizes.layers)
+            architecture.ffn_layers(sizes.layers)
         except ValueError as error:
             raise UserError(f"run {name}, {run.model} at scale {self.scale}: {error}") from None
         return sizes

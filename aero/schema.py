@@ -36,7 +36,7 @@ class Strict(BaseModel):
 
 def _tuples(values: Any) -> Any:
     if isinstance(values, dict):
-        return {name: _tuples(value) for name, value in values.items()}
+        return {name: _tuples(value) if isinstance(value, dict | list) else value for name, value in values.items()}
     return tuple(map(_tuples, values)) if isinstance(values, list) else values
 
 

@@ -1,9 +1,18 @@
 """Puts this folder on the import path, so that tests below it share helper modules."""
 
+import gc
 import os
 
 # Two workers on two cores: more threads would only wait for each other.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
+
+gc.disable()
+
+
+def pytest_collection_finish():
+    """From here on garbage is collected, without going through all that was imported, each time."""
+    gc.freeze()
+    gc.enable()
 
 
 def pytest_configure(config):

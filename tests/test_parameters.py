@@ -23,7 +23,7 @@ def changed(tmp_path, place, value):
         target = target[part]
     target[last] = value
     path = tmp_path / "params.yaml"
-    path.write_text(yaml.safe_dump(values), encoding="utf-8")
+    path.write_text(yaml.dump(values, Dumper=yaml.CSafeDumper), encoding="utf-8")
     return path
 
 

@@ -192,7 +192,8 @@ def project(
 ) -> Path:
     """A project folder in `root` with params.yaml and, below `results`, results for `runs`."""
     root.mkdir(parents=True, exist_ok=True)
-    (root / "params.yaml").write_text(yaml.safe_dump(PARAMETERS | {"scale": scale}), encoding="utf-8")
+    values = yaml.dump(PARAMETERS | {"scale": scale}, Dumper=yaml.CSafeDumper)
+    (root / "params.yaml").write_text(values, encoding="utf-8")
     made = [training(run, seed, scale, diverged_at=180 if run == "sm" else None) for run in runs for seed in seeds]
     if made:
         records.write_trainings(root / "results" / scale, made)

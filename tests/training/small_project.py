@@ -25,7 +25,7 @@ def make(folder, train=None, regularizer=None):
     overrides = {"batch_size": 10_000_000}
     values["runs"]["impossible"] = {"architecture": "SM", "reason": "a test", "overrides": overrides}
     folder.mkdir(parents=True, exist_ok=True)
-    (folder / "params.yaml").write_text(yaml.safe_dump(values, sort_keys=False), encoding="utf-8")
+    (folder / "params.yaml").write_text(yaml.dump(values, Dumper=yaml.CSafeDumper, sort_keys=False), encoding="utf-8")
     return folder
 
 

@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from functools import cache, partial
+from typing import Any
+
 import jax
 import numpy as np
 import torch
@@ -42,9 +46,16 @@ def torch_logits(model: GPT, ids: np.ndarray) -> np.ndarray:
         return model(torch.from_numpy(ids)[None])[0, -1].numpy()
 
 
+@cache
+def compiled(run: Callable[..., Any]) -> Callable[..., Any]:
+    """`run(kind, *arrays, **constants)`, each kind compiled as a whole: faster than step by step."""
+    made = cache(lambda kind, constants: jax.jit(partial(run, kind, **dict(constants))))
+    return lambda kind, *arrays, **constants: made(kind, tuple(constants.items()))(*arrays)
+
+
 def plaintext(model: GPT, program: str, ids: np.ndarray) -> np.ndarray:
     """The logits of the private program in float32 in the clear."""
     weights, prompt = weight_arrays(model, program), prompt_array(ids, model.config.vocabulary, program)
     with jax.default_matmul_precision("highest"):
         prompt = jax.numpy.asarray(prompt)
-        return np.asarray(forward(call, model.architecture, model.config, program, weights, prompt)[0])
+        return np.asarray(forward(compiled(call), model.architecture, model.config, program, weights, prompt)[0])

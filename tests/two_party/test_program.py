@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import math
 import re
+from functools import cache, partial
 
 import jax
 import numpy as np
 import pytest
 import torch
-from made_models import plaintext, random_model, torch_logits
+from made_models import compiled, plaintext, random_model, torch_logits
 
 from aero.architecture import parse
 from aero.model import ModelConfig
@@ -30,31 +31,32 @@ IDS = np.random.default_rng(2).integers(0, 41, 12)
 ROWS_OF_THREE_LAYERS = [row.replace("i_6", "i_2") for row in ROWS]
 
 
-def exact_logits(model, program):
-    """With exact functions instead of approximations: only the folding is left, and it is exact."""
+@cache
+def exact(gelu):
+    """The operations with exact functions instead of approximations: only the folding is left, and it is exact."""
 
     def softmax(x, blocks=1, narrow=0, few=0, wide=0):
         return nonlinear.softmax_plain(x, narrow=bool(narrow), wide=wide)
 
-    exact = {
+    functions = {
         "softmax_cover": softmax,
         "softmax_plain": softmax,
         "exponentials": lambda x, blocks, split, narrow=0, few=0, wide=0: nonlinear.exponentials(
             x, None, blocks, False, bool(narrow), wide=wide
         ),
-        "gelu_segments": lambda x, narrow=0: jax.nn.gelu(x, approximate=model.config.gelu != "exact"),
+        "gelu_segments": lambda x, narrow=0: jax.nn.gelu(x, approximate=gelu != "exact"),
         "silu_segments": lambda x, narrow=0: jax.nn.silu(x),
         "reciprocal_sums": lambda x, narrow=1: call("inverse_sums", x),
         "normalise": lambda x, narrow=0: nonlinear.normalise(x),
         "normalise_tiles": lambda x, narrow=0: nonlinear.normalise(x, tiles=True),
     }
+    return compiled(lambda kind, *arrays, **constants: functions.get(kind, partial(call, kind))(*arrays, **constants))
 
-    def exact_call(kind, *arrays, **constants):
-        return exact[kind](*arrays, **constants) if kind in exact else call(kind, *arrays, **constants)
 
-    one_hot = np.eye(41, dtype=np.float32)[IDS]
+def exact_logits(model, program):
+    one_hot, run = np.eye(41, dtype=np.float32)[IDS], exact(model.config.gelu)
     return np.asarray(
-        forward(exact_call, model.architecture, model.config, program, weight_arrays(model, program), one_hot)[0]
+        forward(run, model.architecture, model.config, program, weight_arrays(model, program), one_hot)[0]
     )
 
 
@@ -268,7 +270,7 @@ def test_a_cached_pass_in_the_clear_agrees_with_torch(row, program, switches):
     def cached(first, tokens, past):
         rows = one_hot_rows(IDS[first : first + tokens], 41)
         placed = at_positions(weights, first, tokens)
-        logits, *made = forward(call, model.architecture, config, program, placed, rows, past)
+        logits, *made = forward(compiled(call), model.architecture, config, program, placed, rows, past)
         np.testing.assert_allclose(logits, torch_logits(model, IDS[: first + tokens]), atol=2e-2, rtol=0)
         earlier = [[np.zeros_like(one[:, :0]) for one in part] for part in made] if past is None else past
         pairs = zip((earlier.keys, earlier.values) if past else earlier, made, strict=True)

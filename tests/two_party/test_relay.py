@@ -6,6 +6,7 @@ import os
 import socket
 import threading
 import time
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 from middle import Echo
@@ -20,6 +21,13 @@ def echoes():
     yield both
     for echo in both:
         echo.socket.close()
+
+
+@pytest.fixture
+def relay():
+    made = Relay()
+    yield made
+    made.close()
 
 
 def dial(door):
@@ -52,56 +60,37 @@ def test_bytes_pass_unchanged_and_are_recorded_by_direction(echoes):
     assert relay.recorded == (data + data[:1000], data + data[:1000])
 
 
-def test_delay_is_one_way_and_can_be_set_while_running(echoes):
-    relay = Relay()
+def test_delay_is_one_way_and_can_be_set_while_running(echoes, relay):
     relay.delay_s = 0.1
     doors = relay.open([echo.address for echo in echoes])
-    try:
-        assert 0.2 <= round_trip(doors[SERVER], b"x")[0] < 0.5
-        relay.delay_s = 0.0
-        assert round_trip(doors[SERVER], b"x")[0] < 0.15
-        relay.delay_s = 0.2
-        assert 0.4 <= round_trip(doors[CLIENT], b"x")[0] < 0.7
-    finally:
-        relay.close()
+    assert 0.2 <= round_trip(doors[SERVER], b"x")[0] < 0.5
+    relay.delay_s = 0.0
+    assert round_trip(doors[SERVER], b"x")[0] < 0.15
+    relay.delay_s = 0.2
+    assert 0.4 <= round_trip(doors[CLIENT], b"x")[0] < 0.7
 
 
-def test_rate_holds_for_all_connections_of_a_direction_together(echoes):
+def test_rate_holds_for_all_connections_of_a_direction_together(echoes, relay):
     """2 x 1 MB at 2 MB/s take 1 s to leave and the echo's last piece little more; alone, 1 MB takes half of that."""
-    relay = Relay()
     relay.bandwidth_bytes = 2e6
-    doors = relay.open([echo.address for echo in echoes])
-    try:
-        assert 0.5 <= round_trip(doors[SERVER], bytes(1_000_000))[0] < 1.0
-        taken = []
-        threads = [
-            threading.Thread(target=lambda: taken.append(round_trip(doors[SERVER], bytes(1_000_000))[0]))
-            for _ in range(2)
-        ]
-        for thread in threads:
-            thread.start()
-        for thread in threads:
-            thread.join(10)
-        assert 1.0 <= max(taken) < 1.8
-    finally:
-        relay.close()
+    door = relay.open([echo.address for echo in echoes])[SERVER]
+    assert 0.5 <= round_trip(door, bytes(1_000_000))[0] < 1.0
+    with ThreadPoolExecutor() as both:
+        taken = both.map(round_trip, [door] * 2, [bytes(1_000_000)] * 2)
+    assert 1.0 <= max(seconds for seconds, _ in taken) < 1.8
 
 
-def test_the_end_of_a_connection_and_an_absent_target_are_passed_on(echoes):
+def test_the_end_of_a_connection_and_an_absent_target_are_passed_on(echoes, relay):
     with socket.socket() as unused:
         unused.bind(("127.0.0.1", 0))
-        relay = Relay()
         doors = relay.open([f"127.0.0.1:{unused.getsockname()[1]}", echoes[1].address])
-        try:
-            with dial(doors[SERVER]) as connection:
-                connection.sendall(b"last words")
-                connection.shutdown(socket.SHUT_WR)
-                assert connection.recv(100) == b"last words"
-                assert connection.recv(100) == b""
-            with dial(doors[CLIENT]) as connection:
-                assert connection.recv(100) == b""
-        finally:
-            relay.close()
+        with dial(doors[SERVER]) as connection:
+            connection.sendall(b"last words")
+            connection.shutdown(socket.SHUT_WR)
+            assert connection.recv(100) == b"last words"
+            assert connection.recv(100) == b""
+        with dial(doors[CLIENT]) as connection:
+            assert connection.recv(100) == b""
 
 
 def test_closing_frees_the_ports(echoes):

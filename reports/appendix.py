@@ -48,7 +48,7 @@ found = [
      f"{numbers['rows']} rows within {numbers['residual']:.2f} %", "exact"),
     ("AERO saves about 4x in bytes", "aero cost --compare SM+LN+G SM+ScFuFFNi_6 --program as_written", "1 s",
      f"{numbers['saving_stock']:.2f}x (printed {numbers['saving']:.2f}x)", "exact"),
-    ("Much of it is the baseline's GELU", "make report", "1 min",
+    ("Part of it is the baseline's GELU", "make report", "1 min",
      f"{numbers['saving_gelu']:.2f}x of {numbers['saving_stock']:.2f}x", "exact"),
     ("The printed minutes are too short", "make report", "1 min",
      f"{numbers['impossible']} of {numbers['rows']} rows impossible", "exact"),
@@ -79,8 +79,8 @@ show.table(
 show.table(
     appendix.checkpoints(results),
     "Checkpoints",
-    "`python -m stages.train RUN --seed SEED --scale SCALE` makes the same file, bit for bit, on the same processor. A "
-    "GPU's trainings were not saved.",
+    "Of trainings on a CPU: a GPU's were not saved. `python -m stages.train RUN --seed SEED --scale SCALE` makes the "
+    "same file, bit for bit, on the same processor.",
     sources=["results/laptop/metrics.jsonl", "results/desk/metrics.jsonl"],
 )
 
@@ -128,7 +128,7 @@ for short, title in show.PAPERS.items():
 show.figure(
     aero_entropy.failures_over_training(results),
     "Entropy of the layers of models that fail",
-    "First seed; mean over a layer's heads as a fraction of the causal bound. Blank: not finite.",
+    "First seed; mean over a layer's heads as a fraction of the causal bound.",
     sources=CURVES,
 )
 
@@ -136,7 +136,7 @@ show.figure(
 show.figure(
     aero_entropy.by_position(results),
     "Entropy by query position",
-    "First seed; mean over heads and held-out sequences at every position, one line a layer. Dotted: log i, the most "
+    "First seed; mean over heads and held-out sequences at every position, one line per layer. Dotted: log i, the most "
     "that the causal mask allows.",
     sources=ENTROPY,
 )
@@ -145,8 +145,8 @@ show.figure(
 show.figure(
     aero_entropy.temperatures(results),
     "Learned temperatures",
-    "The logits are divided by t, one per head and query position. Purple: below 0, which reverses the order of "
-    "attention. First seed; all seeds are in reports/tables/learned_temperatures.csv.",
+    "The logits are divided by t, one per head and query position, which starts at 0.01. Pink: below 0, which reverses "
+    "the order of attention. First seed; all seeds are in reports/tables/learned_temperatures.csv.",
     sources=ENTROPY,
 )
 
@@ -157,7 +157,7 @@ show.figure(
 show.table(
     appendix.training_step(results),
     "A training step against transformers",
-    "SM+LN+G, 12 layers, 1,024 tokens a batch, 2 threads, the same weights and optimiser. Medians of 7 interleaved "
+    "SM+LN+G, 12 layers, 1,024 tokens per batch, 2 threads, the same weights and optimiser. Medians of 7 interleaved "
     "repeats with their range.",
     sources=[f"{BENCH}/training_step.json"],
     command="python -m benchmarks.training_step",
@@ -224,7 +224,7 @@ show.table(
 show.figure(
     appendix.server(results),
     "A server over 1,000 questions",
-    "One small model; every answer equals PyTorch's.",
+    "One small model; every answer has PyTorch's tokens.",
     sources=[f"{ROBUSTNESS}/server.json"],
     command="python -m benchmarks.server_soak",
 )

@@ -111,7 +111,7 @@ show.table(
 show.figure(
     figures.fit_residuals(results),
     "The fit to the published bytes",
-    "One point a row of AERO Tables 4 to 7; nothing was adjusted a row.",
+    "One point per row of AERO Tables 4 to 7. One configuration serves all rows.",
     sources=[FITS],
     command="python -m benchmarks.forensics",
 )
@@ -196,7 +196,7 @@ show.table(
 #
 # Our smallest number is of a network whose layers have no nonlinear operation but the softmax. Like for like
 # (`SM+LN+G`) we send fewer bytes than BumbleBee, and more than BLB and EncFormer. Systems with a dealer or a third
-# party trust more; those with homomorphic encryption alone send less and compute more.
+# party need someone else who is trusted. Systems with homomorphic encryption alone send less and compute more.
 
 # %%
 ratios = ", ".join(f"{tables.text(ratio, 2)}x {system}" for system, ratio in figures.bytes_over_peers(results).items())
@@ -269,14 +269,21 @@ show.table(
 # ## What the optimised program changes
 #
 # Two optimizations of the program approximate a function, GELU or the exponential; the others are exact up to
-# fixed-point rounding. Its logits are closer to PyTorch's than those of stock SPU. Fewer squarings and bounded
-# reciprocals approximate too, and are not part of it.
+# fixed-point rounding. Fewer squarings and bounded reciprocals approximate too, and are not part of it.
+
+# %%
+show.prose(
+    "On held-out prompts its logits differ from PyTorch's by at most {optimised:.2g}, those of stock SPU by at most "
+    "{stock:.2g}. The tables of optimizations and of held-out prompts below have each model.",
+    **tables.largest_logit_errors(results),
+)
 
 # %%
 show.table(
     tables.optimised_over_stock(results),
     "Optimised over stock SPU, AERO's own rows",
-    "Bytes over the published ones and over stock SPU; seconds of computing over stock SPU.",
+    "Bytes over the published ones and over stock SPU; seconds of computing over stock SPU. Rows without LayerNorm and "
+    "without SOTA's blocks.",
     sources=ROWS,
 )
 
@@ -284,8 +291,8 @@ show.table(
 show.table(
     tables.ablation(results),
     "The optimizations one by one, bytes",
-    "Alone: added to stock SPU. Left out: of the optimised program. Those marked *added* are not part of it; their "
-    "number is what adding them changes. Dashes: not measured.",
+    "Alone: added to stock SPU. Left out: of the optimised program. Those marked (added) are not part of it; their "
+    "number is what adding them changes. Fewer squarings take the place of split exponentials. Dashes: not measured.",
     sources=["results/two_party/savings.csv", "results/two_party/outside_tuned.csv"],
     command="python -m benchmarks.optimizations",
 )
@@ -294,8 +301,9 @@ show.table(
 show.table(
     tables.outside_tuned(results),
     "Optimizations outside the optimised program",
-    "Measured within half an hour, on a slower machine than the other tables: compare the ratios in brackets. "
-    "WAN: 100 Mbit/s, 80 ms.",
+    "Options of `--program` that are not part of the optimised program of the other tables. Seconds of computing and "
+    "minutes on the WAN (100 Mbit/s, 80 ms); in brackets over the first line. Measured within half an hour on a slower "
+    "machine than the other tables; rounds differ from theirs by some per cent.",
     sources=["results/two_party/outside_tuned.csv"],
     command="python -m benchmarks.optimizations together",
 )
@@ -346,9 +354,9 @@ show.table(
 show.table(
     tables.cached_passes(results),
     "A next token with cached keys and values",
-    "GPT-2's size after 126 and 127 tokens, SmolLM2-135M after 14 and 15: the costlier of two later tokens, and its "
-    "share of a whole pass over 128 or 16. Seconds of computing, those of a row measured together, on slower machines "
-    "than those of other tables.",
+    "A whole pass over 128 tokens (SmolLM2-135M: 16) and the costlier of the last two tokens from the cache; in "
+    "brackets their ratio. WAN: modelled at 100 Mbit/s for both directions together and 80 ms. Seconds of a row were "
+    "measured together, on slower machines than those of other tables.",
     sources=["results/two_party/generation.csv"],
     command="python -m benchmarks.generation SM+ScFuFFN SM+LN+R SM+LN+G",
 )
@@ -380,7 +388,7 @@ show.table(
 show.figure(
     aero.figure_20(results),
     "FLOPs of GPT-2 by context length",
-    "GFLOPs a token, counted by Appendix E. Above each bar: share of the feed-forward networks in per cent. Dotted: "
+    "GFLOPs per token, counted by Appendix E. Above each bar: share of the feed-forward networks in per cent. Dotted: "
     "T = 8d/3, where both parts are equal.",
     sources=["aero/published/aero.yaml"],
     published="aero/figure20",

@@ -1,9 +1,10 @@
 # %% [markdown]
 # # Variance Sensitivity
 #
-# The paper says that softmax attention reacts to the variance of its logits: as the variance grows, attention entropy
-# collapses and training becomes unstable. Kernels such as ReLU and QK-LayerNorm avoid this. The paper shows the effect
-# in a small attention-only Transformer, in a language model, and in theory.
+# *Variance Sensitivity Induces Attention Entropy Collapse* says that softmax attention reacts to the variance of its
+# logits: as the variance grows, attention entropy collapses and training becomes unstable. Kernels such as ReLU and
+# QK-LayerNorm avoid this. The paper shows the effect in a small attention-only Transformer, in a language model, and in
+# theory.
 #
 # **What holds here.** Softmax entropy falls as the variance of the logits grows, and the entropy of the ReLU kernel
 # does not. Several printed formulas need correction, and a collapse does not always enlarge the bound on the gradient
@@ -110,7 +111,7 @@ show.figure(
 show.figure(
     variance_sensitivity.figure_9(results),
     "γ by layer",
-    "One row a treatment of γ, first seed. γ_q and γ_k start equal and have equal gradients, so they stay equal. "
+    "One row per treatment of γ, first seed. γ_q and γ_k start equal and have equal gradients, so they stay equal. "
     "Trainings that diverge end early.",
     sources=["results/sensitivity/gains.csv"],
     command=TRAIN,
@@ -122,7 +123,8 @@ show.figure(
     variance_sensitivity.figure_11(results),
     "Attention of the first layer",
     "First seed, one sequence of 20 tokens, at the learning rate of the figures above. The last step is the last "
-    "before softmax diverges, or the training's last.",
+    "before softmax diverges, or the training's last. Trained apart from the figures above, where softmax diverges at "
+    "another step.",
     sources=["results/sensitivity/maps.csv"],
     command=TRAIN,
     published="variance_sensitivity/figure11",
@@ -139,8 +141,9 @@ show.figure(
 show.table(
     variance_search.table_nearest(results),
     "The nearest setting",
-    f"Nearest: {variance_search.nearest_setting(results)}. It is the best of hundreds of readings by one seed, so five "
-    "fresh seeds are the fair comparison. All equal: every core gets the mean of the published values.",
+    f"Nearest setting, by the fields of `aero.sensitivity.setting`: `{variance_search.nearest_setting(results)}`. One "
+    "seed chose it among hundreds, so five fresh seeds are the fair comparison. All equal: every core gets the mean of "
+    "the published values.",
     sources=SEARCH,
     command="python -m stages.sensitivity_search --nearest",
 )
@@ -214,7 +217,7 @@ show.figure(
 show.figure(
     variance_theory.figure_3_right(results),
     "Entropy at controlled variance",
-    "Means over 12 matrices a point. QK-LayerNorm has γ = 1; its logits have a variance of about D for every σ.",
+    "Means over 12 matrices per point. QK-LayerNorm has γ = 1; its logits have a variance of about D for every σ.",
     sources=THEORY,
     command=CHECK,
     published="variance_sensitivity/figure3 (right)",

@@ -259,7 +259,7 @@ def server(results: Results) -> Figure:
     samples = samples[samples["memory_bytes"] > 0]
     panels[0].plot(samples["question"], samples["memory_bytes"] / MIB, color=show.AS_WRITTEN)
     panels[1].plot(samples["question"], samples["seconds"], color=show.AS_WRITTEN, linewidth=0.6)
-    for axes, label in zip(panels, ("resident memory, MiB", "seconds a question"), strict=True):
+    for axes, label in zip(panels, ("resident memory, MiB", "seconds per question"), strict=True):
         axes.set(xlabel="question", ylabel=label, ylim=(0, None))
         axes.grid()
     return figure

@@ -223,7 +223,7 @@ def headline(results: Results) -> dict[str, Any]:
         "minutes": table.value(base, "latency"),
         "needed_minutes": published_bound(table, base).overlapped,
         "scale": trained.scale,
-        "seeds": f"{len(seeds)} seed{'' if len(seeds) == 1 else 's'}",
+        "seeds": "1 seed" if len(seeds) == 1 else f"up to {len(seeds)} seeds",
         "tokens": seeds[0].metrics["tokens"] / 1e6 if seeds else nan,
         "width": seeds[0].metrics.get("model", {}).get("width", nan) if seeds else nan,
         "no_layer_norm": difference("sm-r", "sm-ln-g"),

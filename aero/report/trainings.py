@@ -180,7 +180,8 @@ def spread_of_thresholds(results: Results, run: str) -> Measurement:
 
 
 def _learned(results: Results, run: str, name: str) -> dict[int, NDArray[np.float64]]:
-    found = {r.seed: r.entropy.learned.get(name) for r in results.seeds(run) if r.entropy}
+    """By seed; a failed training has not learned its values."""
+    found = {r.seed: r.entropy.learned.get(name) for r in results.seeds(run) if r.entropy and not failed(results, r)}
     return {seed: np.array(values) for seed, values in found.items() if values}
 
 

@@ -144,7 +144,7 @@ def test_the_largest_scale_with_two_common_seeds_and_a_passing_control_decides(m
 # Entropy --------------------------------------------------------------------------------------------------------------
 
 
-def heads(name: str, layers: Sequence[float | None], learned: Sequence[Any] = ({}, {}, {}), **log: Any) -> list[Run]:
+def heads(name: str, layers: Sequence[float | None], learned: Sequence[Any] = ({}, {}, {}), **other: Any) -> list[Run]:
     """Three seeds of a run with four heads a layer, in fractions of the causal bound: equal but for a hundredth, and a
     little apart by seed; not finite where None."""
     found = []
@@ -167,7 +167,7 @@ def heads(name: str, layers: Sequence[float | None], learned: Sequence[Any] = ({
             not_finite=1 - finite.size / mean.size,
             learned=learned[place],
         )
-        found.append(run(name, seed, entropy=entropy))
+        found.append(run(name, seed, entropy=entropy, **other))
     return found
 
 
@@ -214,6 +214,8 @@ def test_layers_and_learned_values() -> None:
         ]
         found = decide(results(*heads("sm-scffn", [0.5] * 12, learned)), "f11-scaling-by-depth")
         assert found.verdict == verdict and found.measured.startswith(f"alpha {8 * step:.3f} [")
+        found = decide(results(*heads("sm-scffn", [0.5] * 12, learned, perplexity=None)), "f11-scaling-by-depth")
+        assert found.verdict == "not testable here"  # a failed training has not learned its values
     for spread, verdict in ((0.05, "direction reproduced"), (0.001, "opposite here")):
         learned = [
             {"thresholds": [[spread * (i + h) * (1 + 0.01 * p) for h in (-3, -1, 1, 3)] for i in range(12)]}
@@ -350,7 +352,8 @@ def test_a_next_token_with_a_cache(
     table = private_tables.cached_passes(found)
     assert len(table) == len(rows)
     if rows:
-        assert table["GB, next token"][0] == f"{bytes_:.3f} ({bytes_:.3f}x)" and table["s, whole pass"][0] == "100"
+        assert table["GB, whole / next"][0] == f"1.00 / {bytes_:.3f} ({bytes_:.2f}x)"
+        assert table["computing s, whole / next"][0].startswith("100 / ")
 
 
 def test_what_a_token_of_a_verifying_pass_takes(tmp_path: Path) -> None:
@@ -360,7 +363,7 @@ def test_what_a_token_of_a_verifying_pass_takes(tmp_path: Path) -> None:
     write_lines(tmp_path / "results/two_party/generation.csv", generation.COLUMNS, [one, four])
     wan = {"two_party": {"networks": {"wan": {"bandwidth_mbit": 100, "rtt_ms": 80}}}}
     table = private_tables.verified_passes(replace(results(root=tmp_path), parameters=wan))
-    assert list(table["WAN s a token"]) == ["5.00", "5.00"] and list(table["new tokens a pass"]) == ["1.00", "2.00"]
+    assert list(table["WAN s per token"]) == ["5.00", "5.00"] and list(table["new tokens per pass"]) == ["1.00", "2.00"]
 
 
 # All claims -----------------------------------------------------------------------------------------------------------

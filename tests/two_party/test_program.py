@@ -54,10 +54,8 @@ def exact(gelu):
 
 
 def exact_logits(model, program):
-    one_hot, run = np.eye(41, dtype=np.float32)[IDS], exact(model.config.gelu)
-    return np.asarray(
-        forward(run, model.architecture, model.config, program, weight_arrays(model, program), one_hot)[0]
-    )
+    weights, one_hot = weight_arrays(model, program), np.eye(41, dtype=np.float32)[IDS]
+    return forward(exact(model.config.gelu), model.architecture, model.config, program, weights, one_hot)[0]
 
 
 @pytest.mark.parametrize("row", ROWS_OF_THREE_LAYERS)

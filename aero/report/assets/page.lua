@@ -27,8 +27,9 @@ local printed = {
     local longest, total = {}, 0
     local function measure(row)
       for i, cell in ipairs(row.cells) do
-        local letters = utf8.len(pandoc.utils.stringify(cell.contents)) or 0
-        longest[i] = math.max(longest[i] or 11, math.min(letters, 60))
+        local text = pandoc.utils.stringify(cell.contents)
+        longest[i] = math.max(longest[i] or 11, math.min(utf8.len(text) or 0, 60))
+        for word in text:gmatch("[%w]+") do longest[i] = math.max(longest[i], 1.4 * #word) end
       end
     end
     for _, row in ipairs(table.head.rows) do measure(row) end

@@ -248,7 +248,7 @@ def against_ngrams(results: Results) -> Figure:
     """Perplexity of scale desk's runs, mean and range over seeds, and of n-gram models counted on as many tokens."""
     desk = results.at("desk")
     names = [one for one in (results.parameters.get("runs") or {}) if desk.perplexity(one)]
-    figure, axes = subplots(height=0.9 + 0.2 * max(len(names), 4))
+    figure, axes = subplots(height=1.0 + 0.2 * max(len(names), 4))
     if not names:
         no_data(axes, "not trained at scale desk")
         return figure
@@ -261,9 +261,9 @@ def against_ngrams(results: Results) -> Figure:
         if order > 1:
             axes.axvline(perplexity, color=MUTED, linewidth=0.9, linestyle=":")
             # 4 and 5 tokens give nearly the same line.
-            axes.text(perplexity, -0.9 if order % 2 else -0.5, f"{order}-gram ", ha="left", color=MUTED)
+            axes.text(perplexity, -1.3 if order % 2 else -0.5, f"{order}-gram ", ha="left", color=MUTED)
     axes.set_yticks(range(len(names)), [notation(results, name) for name in names])
-    axes.set_ylim(len(names) - 0.5, -1.2)
+    axes.set_ylim(len(names) - 0.5, -1.9)
     axes.set_xlabel("evaluation perplexity")
     axes.grid(axis="x")
     return figure

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import textwrap
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -176,7 +177,7 @@ def _panels(results: Results, entropy: bool) -> Figure:
         if not entropy and task in CHANCE:
             axes.axhline(CHANCE[task], color=MUTED, linewidth=0.8, linestyle=":")
         _over_p(axes, model.segments(task))
-        axes.set_title(TITLES[task])
+        axes.set_title(textwrap.fill(TITLES[task], 11))
     panels[0][0].set_ylabel("entropy, nats" if entropy else "perplexity or % right")
     _legend(figure)
     return figure
@@ -201,7 +202,7 @@ def figure_correlation(results: Results) -> Figure:
                 for p, x, y in points[:: max(1, len(points) - 1)]:
                     axes.annotate(f"P={p}", (x, y), xytext=(3, 3), textcoords="offset points", fontsize=8)
         axes.set_xlabel("entropy, nats")
-        axes.xaxis.set_major_locator(MaxNLocator(3))
+        axes.xaxis.set_major_locator(MaxNLocator(2))
         axes.set_title(f"{TITLES[task]}\nr {correlation_text(correlation(model, task))}", fontsize=8)
         axes.grid(color=GRID)
     panels[0][0].set_ylabel("loss, nats or % wrong")
@@ -213,9 +214,9 @@ LAYERS = {
     "entropy_by_layer": "entropy, nats",
     "sink_share": "attention on first tokens",
     "logit_mean": "mean size of logits",
-    "key_first": "keys of first tokens,\nof full attention",
-    "value_first": "values of first tokens,\nof full attention",
-    "key_later": "later keys,\nof full attention",
+    "key_first": "keys of first tokens\nover full attention's",
+    "value_first": "values of first tokens\nover full attention's",
+    "key_later": "later keys\nover full attention's",
 }
 
 

@@ -15,6 +15,7 @@ import pandas as pd
 from aero.published import load
 from aero.records import read_csv
 from aero.report.costs import (
+    CHOICES_IN_WORDS,
     COST_TABLES,
     GB,
     GENERATION,
@@ -222,7 +223,8 @@ def communication_fit(results: Results) -> pd.DataFrame:
         if len(differs) == 1:
             old, new = differs[0]
             lines.append(
-                {"changed": old, "to": new, "largest residual, %": text(float(line["largest_percent"])), "rank": rank}
+                {"changed": CHOICES_IN_WORDS.get(old, old), "to": CHOICES_IN_WORDS.get(new, new)}
+                | {"largest residual, %": text(float(line["largest_percent"])), "rank": rank}
             )
     return pd.DataFrame(lines)
 
@@ -243,23 +245,27 @@ def complete_passes(results: Results) -> pd.DataFrame:
 
 
 def cached_passes(results: Results) -> pd.DataFrame:
-    """A whole pass beside a next token from one row with cached keys and values."""
-    return pd.DataFrame(
-        {
-            ROW: row,
-            "GB, whole pass": gigabytes(found["bytes"][0]),
-            "GB, next token": _with_share(*found["bytes"], GB),
-            "s, whole pass": text(found["seconds"][0]),
-            "s, next token": _with_share(*found["seconds"]),
-            "rounds, whole / next": " / ".join(text(one) for one in found["rounds"]),
-        }
-        for row, found in next_tokens(results).items()
-    )
+    """A whole pass beside a next token from one row with cached keys and values; the link is `network`'s model."""
+    lines, wan = [], network(results, "wan")
+    for row, found in next_tokens(results).items():
+        costs = zip(found["seconds"], found["bytes"], found["rounds"], strict=True)
+        latency = [wan.latency_seconds(*one) if wan else math.nan for one in costs]
+        lines.append(
+            {
+                ROW: row,
+                "GB, whole / next": _beside(*found["bytes"], GB),
+                "computing s, whole / next": _beside(*found["seconds"]),
+                "rounds, whole / next": _beside(*found["rounds"]),
+                "WAN min, whole / next": _beside(*latency, 60),
+            }
+        )
+    return pd.DataFrame(lines)
 
 
-def _with_share(whole: float, part: float, unit: float = 1.0) -> str:
-    """A part in that unit, and its share of the whole."""
-    return f"{text(part / unit)} ({text(part / whole)}x)"
+def _beside(whole: float, part: float, unit: float = 1.0) -> str:
+    """A whole and its part in that unit and, if both were measured, the part's share."""
+    share = "" if math.isnan(part / whole) else f" ({text(part / whole, 2)}x)"
+    return f"{text(whole / unit)} / {text(part / unit)}{share}"
 
 
 def verified_passes(results: Results) -> pd.DataFrame:
@@ -272,7 +278,7 @@ def verified_passes(results: Results) -> pd.DataFrame:
         bytes_, rounds, seconds = (float(line[name] or "nan") for name in ("bytes", "rounds", "seconds"))
         tokens, latency = float(line.get("tokens_per_pass") or 1), wan.latency_seconds(seconds, bytes_, rounds)
         amounts = (bytes_ / 1e6, seconds, rounds, tokens, latency / tokens)
-        names = ("MB a pass", "s of computing a pass", "rounds a pass", "new tokens a pass", "WAN s a token")
+        names = ("MB per pass", "computing s per pass", "rounds per pass", "new tokens per pass", "WAN s per token")
         found.append({"model, rows": f"{run}, {rows}"} | dict(zip(names, map(text, amounts), strict=True)))
     return pd.DataFrame(found)
 
@@ -295,15 +301,27 @@ def trained_passes(results: Results) -> pd.DataFrame:
 def held_out_prompts(results: Results) -> pd.DataFrame:
     """Answers on held-out prompts of models trained here: largest logit error and top token against PyTorch."""
     groups: dict[str, dict[str, str]] = {}
-    for line in read_csv(results.root / ABLATION_ERRORS):
-        if line["tokens"] == "24":
-            found = f"{text(float(line['max_logit_error']), 2)}, {line['same_top_token']} of {line['prompts']}"
-            groups.setdefault(line["architecture"], {})[line["program"]] = found
+    for line in _held_out(results):
+        found = f"{text(float(line['max_logit_error']), 2)}, {line['same_top_token']} of {line['prompts']}"
+        groups.setdefault(line["architecture"], {})[line["program"]] = found
     return pd.DataFrame(
         {ROW: name}
         | {PROGRAM_NAMES[program]: found.get(program, MISSING) for program in (OPTIMISED, STOCK, AS_PUBLISHED)}
         for name, found in groups.items()
     )
+
+
+def largest_logit_errors(results: Results) -> dict[str, float]:
+    """The largest difference of a logit from PyTorch's on held-out prompts, by program; NaN where none was measured."""
+    errors = [(line["program"], float(line["max_logit_error"])) for line in _held_out(results)]
+    return {
+        name: max((error for own, error in errors if own == program), default=math.nan)
+        for name, program in (("optimised", OPTIMISED), ("stock", STOCK))
+    }
+
+
+def _held_out(results: Results) -> list[dict[str, str]]:
+    return [line for line in read_csv(results.root / ABLATION_ERRORS) if line["tokens"] == "24"]
 
 
 def _program(name: str) -> str:

@@ -10,7 +10,9 @@
 # does not. Several printed formulas need correction, and a collapse does not always enlarge the bound on the gradient
 # (Eq. 9). In the small model softmax diverges at large learning rates, and so do the ReLU kernel and, a little later,
 # QK-LayerNorm. The ReLU kernel has a lower sensitivity than softmax in every seed, but trains at even fewer rates.
-# Neither the published values nor their order were recovered.
+# Neither the published values nor their order were recovered. So the first step of the paper's argument, from variance
+# to entropy, holds. The last, from low entropy to unstable training, does not explain these trainings: they fail also
+# with the kernel whose entropy does not depend on the variance.
 #
 # **Setting not recovered.** The paper omits the width, residual connections, initialisation, steps and data of its
 # small model. Missing effects are therefore reported as *undecided* or *opposite here*, never as

@@ -20,8 +20,15 @@ def pytest_configure(config):
     if "not slow" in config.option.markexpr:
         flags = "--xla_backend_optimization_level=0 --xla_llvm_disable_expensive_passes=true"
         os.environ.setdefault("XLA_FLAGS", flags)
+    from aero.two_party.runtime import processes  # after OMP_NUM_THREADS
+
+    processes.PRELOADED += ("pytest",)  # what the test modules import that parties run functions of
 
 
 def pytest_collection_modifyitems(items):
-    """Tests of two parties first: their files take longest, and a worker should not be left alone with one."""
-    items.sort(key=lambda item: "two_party" not in item.path.parts)
+    """Tests of two parties and of training first: their files take longest, and none should be the last alone."""
+    items.sort(key=lambda item: ("two_party" not in item.path.parts, "training" not in item.path.parts))
+
+
+def pytest_sessionfinish():
+    gc.freeze()  # pytest collects garbage five times at its end

@@ -7,7 +7,7 @@ from pathlib import Path
 import numpy as np
 
 STEP = 2.0**-18  # of fixed point at 18 fraction bits
-AT_ONCE = 1 << 24
+AT_ONCE = 1 << 16  # small, so that much that is all zeros, which is slow to search, can be left out
 
 
 def unprotected(*arrays):
@@ -79,7 +79,8 @@ def found_in_memory(pid, secrets):
                 except (OSError, ValueError, OverflowError):
                     break  # pages that only the kernel can read
                 size += len(data)
-                found.update(name for name, secret in secrets.items() if secret in data)
+                if data != bytes(len(data)):
+                    found.update(name for name, secret in secrets.items() if secret in data)
     return found, size
 
 

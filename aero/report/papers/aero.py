@@ -94,7 +94,7 @@ def table_1(results: Results) -> pd.DataFrame:
 def figure_1(results: Results) -> Figure:
     """GB, WAN minutes and perplexity (over SM+LN+G's) along AERO's steps, published and here."""
     table, fitted = load("aero").tables["4"], fits(results)
-    figure, panels = subplots(1, 3, height=3.2, sharey=True)
+    figure, panels = subplots(1, 3, height=4.2, sharey=True)
     for place, name in enumerate(FIGURE_1_ROWS):
         row, costs, fit = table.row(name), row_costs(results, table, name), fitted.get(("4", name))
         stock, tuned = costs.get("as_written"), costs.get("tuned")
@@ -304,7 +304,7 @@ def figure_11(results: Results) -> Figure:
 def _flops(results: Results, models: Mapping[str, Sizes]) -> Figure:
     """FLOPs per token of a family, smallest to largest, from 128 to 8K tokens."""
     del results
-    figure, panels = subplots(len(models) // 4, 4, height=0.35 + 1.1 * len(models) / 4, squeeze=False)
+    figure, panels = subplots(len(models) // 4, 4, height=0.35 + 1.4 * len(models) / 4, squeeze=False)
     for panel, (name, sizes) in zip(panels.flat, models.items(), strict=True):
         _flops_bars(panel, sizes)
         panel.set_title(f"{name}\nL={sizes.layers}, d={sizes.width}")
@@ -330,9 +330,9 @@ def _flops_bars(panel: Axes, sizes: Sizes) -> None:
     panel.bar(places, ffn, 0.72, color=AS_WRITTEN, label="feed-forward network")
     panel.bar(places, attention, 0.72, bottom=ffn, color=PUBLISHED, label="attention")
     for place, total, counted_ in zip(places, ffn + attention, counts, strict=True):
-        panel.text(place, total, f"{100 * counted_.ffn_share:.0f}", ha="center", va="bottom", fontsize=8)
+        panel.text(place, total, f"{100 * counted_.ffn_share:.0f}", ha="center", va="bottom", fontsize=8, rotation=90)
     equal = float(np.log2(crossover(sizes.width) / CONTEXTS[0]))
     if equal < len(CONTEXTS) - 0.5:
         panel.axvline(equal, color=INK, linewidth=0.9, linestyle=":")
     panel.set_xticks(places[::2], [str(c) if c < 1024 else f"{c // 1024}K" for c in CONTEXTS[::2]])
-    panel.margins(y=0.12)
+    panel.margins(y=0.3)

@@ -37,15 +37,15 @@ show.table(
 # %% [markdown]
 # ## Training evidence: scale desk
 #
-# 1. Removing the FFN's nonlinearity raises perplexity: with LayerNorm by the published amount, for SM+ScFuFFN by a
-#    third of it.
+# 1. Removing the FFN's nonlinearity raises perplexity: with LayerNorm by what the paper prints for Pythia-70M (it has
+#    no value for GPT-2), and for SM+ScFuFFN, which has no LayerNorm either, by a third of what it prints.
 # 2. ReLU does better than GELU, with LayerNorm and without. With LayerNorm the paper finds the opposite, and so does
 #    one pair of trainings at the papers' width.
 # 3. SM+R, which has no LayerNorm, does better than the GELU baseline, and SM trains in every seed. Both are against the
-#    paper.
+#    paper, and small models may mislead: see 5.
 # 4. The regulariser's gain over SM+ScFuFFN is smaller than the noise between seeds. Over SM+LN+G, with LayerNorm, it
-#    raises perplexity, against the paper. Over SM+R it lowers perplexity: EReg(SM(t)+R) is below the GELU baseline, and
-#    version 3 of AERO claims no more than that (two seeds, trained on a CPU).
+#    raises perplexity, against the paper. Over SM+R it lowers perplexity: EReg(SM(t)+R) is below the GELU baseline (two
+#    seeds). Version 3 of AERO claims that it is not above.
 # 5. At the papers' width, SM+G, SM+R and SM+ScFuFFN stopped within 50 steps: the gradient of the last layer was not
 #    finite. The models with LayerNorm train.
 #
@@ -62,7 +62,8 @@ show.table(
 show.table(
     aero.predicted_differences(results),
     "Differences in perplexity, predicted and measured",
-    "Mean over seeds, paired; brackets: 95 % t-interval, whose standard deviation is pooled over all comparisons.",
+    "Mean over seeds, paired; brackets: 95 % t-interval, whose standard deviation is pooled over all comparisons. Of "
+    "three seeds, missing ones failed (see the next tables) or were not run.",
     sources=["results/desk/predictions.yaml", "results/desk/metrics.jsonl"],
     command="make all SCALE=desk",
 )

@@ -63,9 +63,9 @@ show.figure(
 # %% [markdown]
 # ## Entropy and performance
 #
-# The paper reports a correlation of about 0.95 between entropy and performance. It traces the entropy to smaller logits
-# and smaller keys, above all of the first tokens of the segments. A correlation is not a cause: with
-# a remedy, entropy can be below that of full attention while more is lost.
+# The paper reports a correlation of about 0.95 (its absolute value) between entropy and performance. It traces the
+# entropy to smaller logits and smaller keys, above all of the first tokens of the segments. A correlation is not a
+# cause: with a remedy, entropy can be below that of full attention while more is lost.
 
 # %%
 show.figure(

@@ -23,10 +23,11 @@
 # - **reproduced**: operations measured under SPU 0.9.2b0 in the one configuration that fits all published rows. It
 #   computes logits at every position; stock SPU and optimised compute only the last.
 # - **stock SPU**: the network as its paper defines it, under SPU 0.9.5, with weights owned by the server.
-# - **optimised**: the same network in this project's program, also under SPU 0.9.5. `@6`: before layer 6 one more
-#   matrix product returns the residual stream from a changed basis to its own, so that values stay within range.
+# - **optimised**: the same network in this project's program, also under SPU 0.9.5. Folding a feed-forward network into
+#   attention changes the basis of the residual stream. `@6`: before layer 6 one more matrix product returns it to its
+#   own basis, so that values stay within range; `@6,11`: before layers 6 and 11.
 #
-# *Fit, today's SPU* is the configuration of *reproduced* under SPU 0.9.5.
+# *Fit, today's SPU*: the settings of *reproduced*, run under SPU 0.9.5.
 
 # %%
 from aero.report import show
@@ -119,9 +120,8 @@ show.figure(
 # %%
 show.table(
     tables.communication_fit(results),
-    "The best fit with one choice changed",
-    "Largest residual over all 35 rows. The rank is among all combinations searched; missing ranks differ from the "
-    "best fit in more than one choice.",
+    "The four best fits, and the best with one choice changed",
+    "Largest residual over all 35 rows. The rank is among all 8,192 combinations.",
     sources=[FITS],
     command="python -m benchmarks.forensics",
 )
@@ -129,9 +129,9 @@ show.table(
 # %% [markdown]
 # ## How much of the saving is the architecture's
 #
-# The baseline's GELU is unoptimised. A GELU of three polynomial segments, known since BumbleBee, costs a third of its
-# bytes. If the baseline uses that GELU, the saving is about half as large. If both sides are fully optimised, it is
-# larger than published, but fusing or pruning the feed-forward networks adds nothing to it.
+# The baseline's GELU is unoptimised. A GELU of three polynomial segments, known since BumbleBee, costs a third of the
+# bytes of SPU's own. If the baseline uses that GELU, the saving is about half as large. If both sides are fully
+# optimised, it is larger than published, but fusing or pruning the feed-forward networks adds nothing to it.
 
 # %%
 show.figure(
@@ -273,8 +273,9 @@ show.table(
 
 # %%
 show.prose(
-    "On held-out prompts its logits differ from PyTorch's by at most {optimised:.2g}, those of stock SPU by at most "
-    "{stock:.2g}. The tables of optimizations and of held-out prompts below have each model.",
+    "On held-out prompts of small trained models its logits differ from PyTorch's by at most {optimised:.2g} (stock "
+    "SPU: {stock:.2g}); at GPT-2's size, with random weights, by at most {optimised_at_size:.2g} "
+    "({stock_at_size:.2g}).",
     **tables.largest_logit_errors(results),
 )
 
@@ -355,8 +356,8 @@ show.table(
     tables.cached_passes(results),
     "A next token with cached keys and values",
     "A whole pass over 128 tokens (SmolLM2-135M: 16) and the costlier of the last two tokens from the cache; in "
-    "brackets their ratio. WAN: modelled at 100 Mbit/s for both directions together and 80 ms. Seconds of a row were "
-    "measured together, on slower machines than those of other tables.",
+    "brackets their ratio. Compare within this table only: its seconds are of slower machines, and its WAN "
+    "(100 Mbit/s, 80 ms) sends one direction at a time.",
     sources=["results/two_party/generation.csv"],
     command="python -m benchmarks.generation SM+ScFuFFN SM+LN+R SM+LN+G",
 )

@@ -15,8 +15,8 @@
 # with the kernel whose entropy does not depend on the variance.
 #
 # **Setting not recovered.** The paper omits the width, residual connections, initialisation, steps and data of its
-# small model. Missing effects are therefore reported as *undecided* or *opposite here*, never as
-# *contradicted*.
+# small model. An effect that is missing in a training is therefore *undecided* or *opposite here*, never
+# *contradicted*; formulas can be, and draws at sizes that the paper states.
 
 # %%
 from aero.report import claims, show
@@ -189,9 +189,10 @@ show.figure(
 # %% [markdown]
 # ## Theory
 #
-# Every printed formula is compared with Monte Carlo draws that do not use it. Theorem 5.1's expansion holds for the
-# expected entropy. Its printed derivative does not; the last line of Appendix E.3 does. The ReLU kernel's deviation is
-# $\pi(\pi-1)/D$ instead of $(\pi^2-1)/D$. Proposition 5.3 assumes that every query sees every key. The derivations are
+# Every printed formula is compared with Monte Carlo draws that do not use it. Theorem 5.1 expands the expected entropy
+# of softmax over $N$ logits of variance $\sigma^2$: $\log N - (N-1)\sigma^2/2N$. This holds for a small variance. Its
+# printed derivative does not; the last line of Appendix E.3 does. The ReLU kernel's deviation is $\pi(\pi-1)/D$ instead
+# of $(\pi^2-1)/D$. Proposition 5.3 assumes that every query sees every key. The derivations are
 # in `docs/variance_sensitivity.md`.
 
 # %%

@@ -192,6 +192,7 @@ def headline(results: Results) -> dict[str, Any]:
     """The numbers of the report's first sentences; NaN where nothing was measured."""
     table, fitted = load("aero").tables["4"], fits(results)
     base = table.rows[0].name
+    found = [fitted.get(("4", row)) for row in (base, AERO)]
     own = audit(results, table, AERO, "bytes")
     printed = [(load("aero").tables[number], row) for number in COST_TABLES for row in load("aero").tables[number].rows]
     bounds = [(published_bound(one, row.name), row.cells["latency"].value) for one, row in printed]
@@ -214,6 +215,7 @@ def headline(results: Results) -> dict[str, Any]:
         "residual": max((abs(fit.residual_percent) for fit in fitted.values()), default=nan),
         "gb": table.value(base, "communication"),
         "saving": table.value(AERO, "savings_communication"),
+        "saving_fitted": found[0].gigabytes / found[1].gigabytes if all(found) else nan,
         "saving_stock": own.as_written or nan,
         "saving_optimised": own.tuned or nan,
         "saving_unfused": saving(results, table, "SM+ScFFN", OPTIMISED, "bytes") or nan,

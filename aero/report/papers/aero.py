@@ -94,7 +94,7 @@ def table_1(results: Results) -> pd.DataFrame:
 def figure_1(results: Results) -> Figure:
     """GB, WAN minutes and perplexity (over SM+LN+G's) along AERO's steps, published and here."""
     table, fitted = load("aero").tables["4"], fits(results)
-    figure, panels = subplots(1, 3, height=4.2, sharey=True)
+    figure, panels = subplots(1, 3, height=3.7, sharey=True)
     for place, name in enumerate(FIGURE_1_ROWS):
         row, costs, fit = table.row(name), row_costs(results, table, name), fitted.get(("4", name))
         stock, tuned = costs.get("as_written"), costs.get("tuned")
@@ -129,7 +129,7 @@ def figure_1(results: Results) -> Figure:
 
 def figure_3b(results: Results) -> Figure:
     """Evaluation loss of Table 2's configurations over training: mean and range over seeds, the loss axis zoomed."""
-    figure, axes = subplots(height=1.9)
+    figure, axes = subplots(height=1.7)
     ends = []
     for run in TABLE_2_RUNS:
         curves = [trained.series("eval_loss") for trained in results.seeds(run)]
@@ -193,10 +193,12 @@ def predicted_differences(results: Results) -> pd.DataFrame:
             {
                 "configuration": notation(results, one["run"]),
                 "against": notation(results, one["against"]),
-                "published, %": "–" if one["published"] is None else f"{one['published']:+g}",
+                "published, %": "–"
+                if one["published"] is None
+                else f"{one['published']:+g}" + " (Pythia)" * ("Pythia" in one["where"]),
                 "predicted sign": one["sign"],
                 "measured, %": "–" if measured is None else measured.text(1, signed=True),
-                "note": found.note or f"{len(measured.seeds)} seeds",
+                "seeds": found.note if measured is None else f"{len(measured.seeds)}",
             }
         )
     return pd.DataFrame(lines)
@@ -248,7 +250,7 @@ def against_ngrams(results: Results) -> Figure:
     """Perplexity of scale desk's runs, mean and range over seeds, and of n-gram models counted on as many tokens."""
     desk = results.at("desk")
     names = [one for one in (results.parameters.get("runs") or {}) if desk.perplexity(one)]
-    figure, axes = subplots(height=1.0 + 0.2 * max(len(names), 4))
+    figure, axes = subplots(height=0.9 + 0.15 * max(len(names), 4))
     if not names:
         no_data(axes, "not trained at scale desk")
         return figure
@@ -271,7 +273,7 @@ def against_ngrams(results: Results) -> Figure:
 
 def figure_4(results: Results) -> Figure:
     """Learned negative slopes of the leaky ReLU over training, one a layer and one for all layers."""
-    figure, panels = subplots(1, 2, height=1.6)
+    figure, panels = subplots(1, 2, height=1.4)
     layer_lines(panels[0], results, "sm-leakyr", "(a) one slope per layer", "slope")
     layer_lines(panels[1], results, "sm-leakyr-global", "(b) one slope for all layers", "slope")
     for panel in panels:
@@ -283,7 +285,7 @@ def figure_4(results: Results) -> Figure:
 
 def figure_11(results: Results) -> Figure:
     """Learned alpha (divides the FFN's output) and beta (scales the residual connection) of each layer; dots: seeds."""
-    figure, panels = subplots(1, 2, height=1.6)
+    figure, panels = subplots(1, 2, height=1.2)
     for panel, name, sign in zip(panels, ("alpha", "beta"), ("α", "β"), strict=True):
         panel.set_title(sign)
         found = [values for run in results.seeds("sm-scffn") if (values := learned(run, name)) is not None]
@@ -304,7 +306,7 @@ def figure_11(results: Results) -> Figure:
 def _flops(results: Results, models: Mapping[str, Sizes]) -> Figure:
     """FLOPs per token of a family, smallest to largest, from 128 to 8K tokens."""
     del results
-    figure, panels = subplots(len(models) // 4, 4, height=0.35 + 1.4 * len(models) / 4, squeeze=False)
+    figure, panels = subplots(len(models) // 4, 4, height=0.35 + 1.25 * len(models) / 4, squeeze=False)
     for panel, (name, sizes) in zip(panels.flat, models.items(), strict=True):
         _flops_bars(panel, sizes)
         panel.set_title(f"{name}\nL={sizes.layers}, d={sizes.width}")

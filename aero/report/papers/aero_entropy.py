@@ -148,7 +148,7 @@ def _lettered(*names: str) -> list[str]:
 
 
 _BOTH, _GAMMAS = ("observed", "causal_bound"), [gamma for gamma in MARGIN_RUNS if gamma <= 0.25]
-figure_5 = partial(heatmaps, runs=("sm-ln-g", "sm-ln-r", "sm-g", "sm-r"), columns=4, height=1.8)
+figure_5 = partial(heatmaps, runs=("sm-ln-g", "sm-ln-r", "sm-g", "sm-r"), columns=4, height=1.5)
 figure_7 = partial(heatmaps, runs=STABILISED_RUNS, names=STABILISED, columns=3, height=1.7)
 figure_9 = partial(quarter_bars, runs=(*STABILISED_RUNS, REGULARISED), names=(*STABILISED, "entropy reg."))
 figure_12 = partial(over_training, runs=TABLE_2_RUNS)

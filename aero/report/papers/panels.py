@@ -122,7 +122,7 @@ def quarter_bars(
     printed: (run, quarters, fraction) of the paper. In the panel of the observed maximum, a triangle marks where the
     last quarter begins or the first ends.
     """
-    figure, panels = subplots(1, len(maxima), height=0.8 + 0.2 * len(runs), sharey=True)
+    figure, panels = subplots(1, len(maxima), height=0.7 + 0.17 * len(runs), sharey=True)
     panels = np.atleast_1d(panels)
     for panel, maximum in zip(panels, maxima, strict=True):
         for place, run in enumerate(runs):
@@ -192,7 +192,7 @@ def layer_lines(panel: Axes, results: Results, run: str, name: str, quantity: st
 
 
 def over_training(
-    results: Results, runs: Sequence[str], names: Sequence[str] | None = None, columns: int = 3, height: float = 1.3
+    results: Results, runs: Sequence[str], names: Sequence[str] | None = None, columns: int = 3, height: float = 1.05
 ) -> Figure:
     """Entropy of each layer, mean over heads, over training; all panels on one scale. height: of a row, inches."""
     rows = -(-len(runs) // columns)

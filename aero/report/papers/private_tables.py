@@ -201,7 +201,7 @@ def optimised_over_stock(results: Results) -> pd.DataFrame:
 
 
 def communication_fit(results: Results) -> pd.DataFrame:
-    """The best fit of the published bytes and the best fit with one choice changed: largest residual of all rows."""
+    """The best fits of the published bytes, and the best with one choice changed: largest residual of all rows."""
     by_rank: dict[int, dict[str, str]] = {}
     for line in read_csv(results.root / "results/two_party/forensics_fits.csv"):
         by_rank.setdefault(int(line["rank"]), line)
@@ -220,10 +220,11 @@ def communication_fit(results: Results) -> pd.DataFrame:
     for rank, line in sorted(by_rank.items()):
         other = line["configuration"].split("; ")
         differs = [(old, new) for old, new in zip(chosen, other, strict=True) if old != new]
-        if len(differs) == 1:
-            old, new = differs[0]
+        if len(differs) == 1 or 1 < rank < 5:
+            sides = zip(*differs, strict=True)
+            changed, to = ("; ".join(CHOICES_IN_WORDS.get(one, one) for one in side) for side in sides)
             lines.append(
-                {"changed": CHOICES_IN_WORDS.get(old, old), "to": CHOICES_IN_WORDS.get(new, new)}
+                {"changed": changed, "to": to}
                 | {"largest residual, %": text(float(line["largest_percent"])), "rank": rank}
             )
     return pd.DataFrame(lines)
@@ -312,11 +313,14 @@ def held_out_prompts(results: Results) -> pd.DataFrame:
 
 
 def largest_logit_errors(results: Results) -> dict[str, float]:
-    """The largest difference of a logit from PyTorch's on held-out prompts, by program; NaN where none was measured."""
-    errors = [(line["program"], float(line["max_logit_error"])) for line in _held_out(results)]
+    """The largest difference of a logit from PyTorch's, by program, on held-out prompts and (`..._at_size`) in complete
+    passes at GPT-2's size; NaN where none was measured."""
+    held_out = [(line["program"], float(line["max_logit_error"])) for line in _held_out(results)]
+    at_size = [(one["program"], one["max_logit_error"]) for one in results.json("two_party/full_passes.json")]
     return {
-        name: max((error for own, error in errors if own == program), default=math.nan)
+        name + end: max((error for own, error in errors if own == program), default=math.nan)
         for name, program in (("optimised", OPTIMISED), ("stock", STOCK))
+        for end, errors in (("", held_out), ("_at_size", at_size))
     }
 
 
@@ -394,7 +398,7 @@ def function_changes(results: Results) -> pd.DataFrame:
         programs[name.replace("_", " ")] = (_alone(name), what.partition(" (")[0] + mark)
     programs["all (optimised)"] = (OPTIMISED, "")
     if outside := read_csv(results.root / OUTSIDE):
-        programs["last line of the table above"] = (outside[-1]["program"], "")
+        programs[_program(outside[-1]["program"])] = (outside[-1]["program"], "")
     return pd.DataFrame(
         {"optimization": name, "what it does": what}
         | {f"{row}: logit error": text(errors.get((row, program)), 2) for row in ABLATED}

@@ -90,7 +90,7 @@ show.table(
 # 1. What does `SM+ScFuFFN` cost in GB: published, reproduced, optimised?
 #    [First table](#one-private-forward-pass-of-gpt-2-t-128)
 # 2. Which configuration gives the published bytes, and what if one choice changes?
-#    [The best fit](#the-best-fit-with-one-choice-changed)
+#    [The four best fits](#the-four-best-fits-and-the-best-with-one-choice-changed)
 # 3. How much of the saving is the baseline's GELU? [Saving in communication](#saving-in-communication)
 # 4. Are the published minutes possible on the published network?
 #    [Published minutes](#published-minutes-against-published-bytes)

@@ -72,9 +72,8 @@ def test_private_logits_agree_with_torch(cases):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("row", "program"), [("SM+LN+G", "tuned+narrow_comparisons")])
-def test_bytes_of_a_pass_are_those_of_its_operations(row, program):
-    model = random_model(row, layers=2, width=32, ffn_width=64)
+def test_bytes_of_a_pass_are_those_of_its_operations():
+    model, program = random_model("SM+LN+G", layers=2, width=32, ffn_width=64), "tuned+narrow_comparisons"
     prompts = np.random.default_rng(0).integers(0, 41, (2, 12))
     answers, alone = ask(model, prompts, program, operation_runs=2)
     plain = np.stack([torch_logits(model, prompt) for prompt in prompts])

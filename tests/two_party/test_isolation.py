@@ -173,14 +173,13 @@ def nothing_in_the_clear(session, prompt, model, program):
     assert [name for name in to_client if name not in (b"a0", b"a1")] == [b"logits"] * len(logits)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("row", "program", "at_the_server"),
     [
-        pytest.param(  # in a second runtime of SPU
-            "SM+ScFuFFN", "tuned+narrow_comparisons", {"folded", "folded, integers"}, marks=pytest.mark.slow
-        ),
-        pytest.param("SM+ScFuFFN", "tuned-lattice_products", {"folded"}, marks=pytest.mark.slow),
-        pytest.param("SM+LN+G", "as_written+fewer_squarings", None, marks=pytest.mark.slow),
+        ("SM+ScFuFFN", "tuned+narrow_comparisons", {"folded", "folded, integers"}),  # in a second runtime of SPU
+        ("SM+ScFuFFN", "tuned-lattice_products", {"folded"}),
+        ("SM+LN+G", "as_written+fewer_squarings", None),
     ],
 )
 def test_other_programs_expose_nothing_either(tmp_path, row, program, at_the_server):

@@ -24,8 +24,8 @@ from typing import Any
 from aero.two_party.runtime.party import Party
 from aero.two_party.runtime.settings import TwoPartyError
 
-PRELOADED = ("numpy", "jax", "torch", "torch._dynamo", "aero.two_party.serving.answer")
-"""`torch._dynamo`: PyTorch computes shapes of weights with it, on the device "meta". Not SPU, which starts threads."""
+PRELOADED = ("numpy", "jax", "torch", "torch._dynamo")
+"""The last is what PyTorch computes shapes of weights with, on the device "meta"."""
 THREAD_VARIABLES = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS")
 _PR_SET_PDEATHSIG = 1
 _LOCK = threading.Lock()  # `sys.argv` and the environment are changed while a process starts

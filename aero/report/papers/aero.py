@@ -94,7 +94,7 @@ def table_1(results: Results) -> pd.DataFrame:
 def figure_1(results: Results) -> Figure:
     """GB, WAN minutes and perplexity (over SM+LN+G's) along AERO's steps, published and here."""
     table, fitted = load("aero").tables["4"], fits(results)
-    figure, panels = subplots(1, 3, height=3.7, sharey=True)
+    figure, panels = subplots(1, 3, height=3.6, sharey=True)
     for place, name in enumerate(FIGURE_1_ROWS):
         row, costs, fit = table.row(name), row_costs(results, table, name), fitted.get(("4", name))
         stock, tuned = costs.get("as_written"), costs.get("tuned")
@@ -273,7 +273,7 @@ def against_ngrams(results: Results) -> Figure:
 
 def figure_4(results: Results) -> Figure:
     """Learned negative slopes of the leaky ReLU over training, one a layer and one for all layers."""
-    figure, panels = subplots(1, 2, height=1.4)
+    figure, panels = subplots(1, 2, height=1.3)
     layer_lines(panels[0], results, "sm-leakyr", "(a) one slope per layer", "slope")
     layer_lines(panels[1], results, "sm-leakyr-global", "(b) one slope for all layers", "slope")
     for panel in panels:

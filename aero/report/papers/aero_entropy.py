@@ -92,7 +92,7 @@ def figure_6(results: Results) -> Figure:
 
 def figure_10(results: Results) -> Figure:
     """Learned thresholds, fractions of log T: (a) per head, (b) their mean and (c) their variance per layer."""
-    figure, panels = subplots(1, 3, height=1.8)
+    figure, panels = subplots(1, 3, height=1.6)
     trained = results.first(REGULARISED)
     thresholds = learned(trained, "thresholds")  # (L, H)
     for panel, title in zip(panels, ("(a) thresholds", "(b) mean over heads", "(c) variance over heads"), strict=True):
@@ -148,7 +148,7 @@ def _lettered(*names: str) -> list[str]:
 
 
 _BOTH, _GAMMAS = ("observed", "causal_bound"), [gamma for gamma in MARGIN_RUNS if gamma <= 0.25]
-figure_5 = partial(heatmaps, runs=("sm-ln-g", "sm-ln-r", "sm-g", "sm-r"), columns=4, height=1.5)
+figure_5 = partial(heatmaps, runs=("sm-ln-g", "sm-ln-r", "sm-g", "sm-r"), columns=4, height=1.4)
 figure_7 = partial(heatmaps, runs=STABILISED_RUNS, names=STABILISED, columns=3, height=1.7)
 figure_9 = partial(quarter_bars, runs=(*STABILISED_RUNS, REGULARISED), names=(*STABILISED, "entropy reg."))
 figure_12 = partial(over_training, runs=TABLE_2_RUNS)

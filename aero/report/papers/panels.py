@@ -122,7 +122,7 @@ def quarter_bars(
     printed: (run, quarters, fraction) of the paper. In the panel of the observed maximum, a triangle marks where the
     last quarter begins or the first ends.
     """
-    figure, panels = subplots(1, len(maxima), height=0.7 + 0.17 * len(runs), sharey=True)
+    figure, panels = subplots(1, len(maxima), height=0.88 + 0.17 * len(runs), sharey=True)
     panels = np.atleast_1d(panels)
     for panel, maximum in zip(panels, maxima, strict=True):
         for place, run in enumerate(runs):

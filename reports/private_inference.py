@@ -121,7 +121,7 @@ show.figure(
 show.table(
     tables.communication_fit(results),
     "The four best fits, and the best with one choice changed",
-    "Largest residual over all 35 rows. The rank is among all 8,192 combinations.",
+    "Largest residual over all 35 rows. The rank is among all combinations of the choices.",
     sources=[FITS],
     command="python -m benchmarks.forensics",
 )

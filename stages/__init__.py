@@ -2,7 +2,7 @@
 
 import sys
 
-from aero.errors import report_interrupts_while_loading
+from aero.errors import prepare_loading
 
 if sys.argv[:1] == ["-m"]:  # what Python puts there until it has found the stage to run; never where one is imported
-    report_interrupts_while_loading()
+    prepare_loading()

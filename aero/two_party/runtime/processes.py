@@ -8,6 +8,7 @@ from __future__ import annotations
 import atexit
 import ctypes
 import fcntl
+import gc
 import multiprocessing
 import os
 import signal
@@ -24,7 +25,7 @@ from typing import Any
 from aero.two_party.runtime.party import Party
 from aero.two_party.runtime.settings import TwoPartyError
 
-PRELOADED = ("numpy", "jax", "torch", "torch._dynamo")
+PRELOADED = ("aero.uncollected", "numpy", "jax", "torch", "torch._dynamo")
 """The last is what PyTorch computes shapes of weights with, on the device "meta"."""
 THREAD_VARIABLES = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS")
 _PR_SET_PDEATHSIG = 1
@@ -103,6 +104,8 @@ def party_process(connection: Connection, log_path: str) -> None:
     being "link" (the other party is lost), "input" (a user error) or "defect" (text is a traceback).
     """
     end_with_parent()
+    gc.freeze()  # what the fork server imported stays; looking through it would copy its memory
+    gc.enable()
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent gets it too and ends us
     try:
         log = os.open(log_path, os.O_RDWR | os.O_APPEND)

@@ -10,8 +10,9 @@ gc.disable()
 
 
 def pytest_collection_finish():
-    """From here on garbage is collected, without going through all that was imported, each time."""
+    """From here on garbage is collected, seldom, and without going through all that was imported."""
     gc.freeze()
+    gc.set_threshold(50_000, 20, 100)
     gc.enable()
 
 

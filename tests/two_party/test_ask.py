@@ -22,9 +22,10 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
-from made_models import random_model
+from made_models import random_model, torch_logits
 from middle import wait_until
 from tiny_hugging_face import save_with_tokenizer, tiny
 
@@ -33,7 +34,7 @@ from aero.architecture import parse
 from aero.cli import ask as asking
 from aero.cli import display, published
 from aero.cli.display import printable
-from aero.data.tokenizer import build
+from aero.data.tokenizer import build, load_tokenizer
 from aero.model import ModelConfig
 from aero.two_party.cost import cost_model
 from aero.two_party.cost.ledger import Measurement, write
@@ -156,12 +157,12 @@ def wait_until_gone(pids, within_s):
     assert wait_until(lambda: not any(Path(f"/proc/{pid}").exists() for pid in pids), within_s)
 
 
-def hugging_face(folder, family, outliers=False, layers=2):
+def hugging_face(folder, family, outliers=False):
     """A model with biases, saved in `folder`, and its tokenizer, which has a token more than the embedding.
 
     outliers: large values at its first position, as GPT-2 has them.
     """
-    sizes = {"vocab_size": 256, "num_hidden_layers": layers, "max_position_embeddings": 24}
+    sizes = {"vocab_size": 256, "num_hidden_layers": 2, "max_position_embeddings": 24}
     model = tiny(family, bos_token_id=None, eos_token_id=None, **sizes)
     with torch.no_grad():
         for name, parameter in model.named_parameters():
@@ -175,23 +176,20 @@ def hugging_face(folder, family, outliers=False, layers=2):
     return model, tokenizer
 
 
-def check_answer(found, model, tokenizer, prefix, new):
-    """Every new token is the model's own after the tokens before it."""
+def check_answer(found, logits, tokenizer, prefix, new):
+    """Every new token is the most likely one by `logits` (ids -> (V,)) after the tokens before it."""
     ids = tokenizer.encode(prefix + PROMPT)
     for token in found["ids"]:
-        assert token == int(model(torch.tensor([ids])).logits[0, -1].argmax())
+        assert token == int(logits(ids).argmax())
         ids.append(token)
     assert len(found["ids"]) == new and found["text"] == tokenizer.decode(found["ids"])
 
 
-def test_a_server_survives_killed_processes_and_answers(tmp_path, certificates, capsys):
-    """In the order of one server's life: a plain client, a killed client, a killed party, an answer, Ctrl-C. Of a
-    Hugging Face model with outliers at its first position, behind a public prefix."""
-    model, tokenizer = hugging_face(tmp_path, "gpt2", outliers=True, layers=1)
-    capsys.readouterr()  # transformers' own words
-    server = Serving("--model", tmp_path, "--prefix", "<", *security(certificates, "server"))
+def test_a_server_survives_killed_processes_and_answers(model, path, certificates, capsys):
+    """In the order of one server's life: a plain client, a killed client, a killed party, an answer, Ctrl-C."""
+    server = Serving("--checkpoint", path, "--prefix", "<", *security(certificates, "server"))
     try:
-        assert "SM+LN+G (L=1, H=4, d=32, V=256, context 24), program tuned" in server.lines[0]
+        assert f"SM(t)+ScFuFFN (L=1, H=2, d=16, V=257, context {CONTEXT}), program tuned" in server.lines[0]
         assert "mutually authenticated TLS" in server.lines[0]
         plain = dial(server.address, None)
         plain.send({"hello": "without TLS"})
@@ -201,7 +199,7 @@ def test_a_server_survives_killed_processes_and_answers(tmp_path, certificates, 
         assert "does not speak TLS" in server.line(1, 5)
 
         ask = ["ask", "--server", server.address, *security(certificates, "client"), "--json"]
-        with started(*ask, "--tokens", CONTEXT, "a") as client:
+        with started(*ask, "--tokens", CONTEXT - 1, "a") as client:
             while not (parties_of(server.process.pid) and (own := parties_of(client.pid))):
                 assert client.poll() is None, client.communicate()
                 time.sleep(0.05)
@@ -212,7 +210,7 @@ def test_a_server_survives_killed_processes_and_answers(tmp_path, certificates, 
         wait_until_gone(own, 10)
 
         with ThreadPoolExecutor() as here:
-            asking_here = here.submit(cli.main, [*ask, "--tokens", str(CONTEXT), "a"])
+            asking_here = here.submit(cli.main, [*ask, "--tokens", str(CONTEXT - 1), "a"])
             while not (parties_of(server.process.pid) and (own := own_parties())):
                 assert not asking_here.done(), asking_here.result()
                 time.sleep(0.05)
@@ -228,7 +226,8 @@ def test_a_server_survives_killed_processes_and_answers(tmp_path, certificates, 
         out, error = capsys.readouterr()
         assert error == ""
         answer = json.loads(out)
-        check_answer(answer, model, tokenizer, "<", 2)
+        tokenizer = load_tokenizer(path.parents[2] / "tokens" / "tokenizer.json")
+        check_answer(answer, lambda ids: torch_logits(model, np.array(ids)), tokenizer, "<", 2)
         assert answer["prompt_tokens"] == len(PROMPT)
         size = sum(cost["bytes_client"] + cost["bytes_server"] for cost in (answer["setup"], *answer["costs"]))
         assert f"(aero client): 2 new after {len(PROMPT)} tokens, {size / 1e6:.1f} MB" in server.line(4, 10)
@@ -285,14 +284,17 @@ def test_a_model_with_outliers_is_refused_without_a_prefix(tmp_path):
 @pytest.mark.slow
 @pytest.mark.parametrize("family", ["gpt2", "gpt_neox"])
 def test_the_folder_of_a_hugging_face_model_answers(family, tmp_path, capsys):
-    model, tokenizer = hugging_face(tmp_path, family)
-    command = ["ask", "--model", str(tmp_path)]
+    """GPT-2's with outliers at its first position, behind a public prefix."""
+    prefix = "<" if family == "gpt2" else ""
+    model, tokenizer = hugging_face(tmp_path, family, outliers=bool(prefix))
+    command = ["ask", "--model", str(tmp_path), "--prefix", prefix]
     with pytest.raises(ValueError, match=r"token '\[PAD\]' with id 256, but the model has only 256") as caught:
         cli.main([*command, f"{PROMPT}[PAD]"])
     assert "\n" not in str(caught.value)
     capsys.readouterr()
     cli.main([*command, "--tokens", "2", "--json", PROMPT])
-    check_answer(json.loads(capsys.readouterr().out), model, tokenizer, "", 2)
+    answer = json.loads(capsys.readouterr().out)
+    check_answer(answer, lambda ids: model(torch.tensor([ids])).logits[0, -1], tokenizer, prefix, 2)
 
 
 @pytest.mark.parametrize(

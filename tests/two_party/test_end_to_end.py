@@ -25,15 +25,16 @@ LLAMA = {"position": "rotary", "rotary_fraction": 1.0, "rotary_base": 1e5, "kv_h
 BIASES = {"qk_bias": True, "vo_bias": True, "ffn_bias": True}
 
 
-# The fast ones, with the GELU of test_ask.py and the temperatures of test_generation.py, cover every kind of norm and
-# attention, and of FFN but the leaky ReLU. A checkpoint answers in test_isolation.py.
+# The fast ones and those of test_generation.py cover every kind of norm and attention, and of FFN but the leaky ReLU.
+# A checkpoint answers in test_isolation.py.
 FAST = (
     ("SM+LN+SNorm(QKVO+FFN)", "tuned", {}),
-    ("SM+LN+R", "tuned", PYTHIA),
-    ("SM+RMS+SwiGLU", "tuned", LLAMA),
+    ("SM+LN+G", "tuned", {"layers": 1}),
     ("SOTA(SM+ScFuFFN)", "as_written", {}),
 )
 SLOW = (
+    ("SM+LN+R", "tuned", PYTHIA),
+    ("SM+RMS+SwiGLU", "tuned", LLAMA),
     ("SM+LeakyR(global)", "tuned+narrow_comparisons+wide_maxima+bounded_reciprocals", {}),
     ("SM(t)+R", "tuned-split_exponential+narrow_comparisons+fewer_squarings", {}),
     ("EReg(SM(t)+ScFuFFNi_1)", "tuned", {}),
@@ -57,7 +58,7 @@ def test_private_logits_agree_with_torch(cases):
     prompt, models = np.random.default_rng(0).integers(0, 41, 12), []
     given = {CLIENT: [], SERVER: []}
     for row, program, switches in cases:
-        models.append(model := random_model(row, layers=2, width=32, ffn_width=64, **switches))
+        models.append(model := random_model(row, **{"layers": 2, "width": 32, "ffn_width": 64} | switches))
         program = within_budget(model, program)
         public = PublicModel(row, dataclasses.asdict(model.config), program)
         common = {"model": public, "tokens": len(prompt), "prompts": 1, "warm_up": False}

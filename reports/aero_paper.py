@@ -43,17 +43,19 @@ show.table(
 #    one pair of trainings at the papers' width.
 # 3. SM+R, which has no LayerNorm, does better than the GELU baseline, and SM trains in every seed. Both are against the
 #    paper, and small models may mislead: see 5.
-# 4. The regulariser's gain over SM+ScFuFFN is smaller than the noise between seeds. Over SM+LN+G, with LayerNorm, it
-#    raises perplexity, against the paper. Over SM+R it lowers perplexity: EReg(SM(t)+R) is below the GELU baseline (two
-#    seeds). Version 3 of AERO claims that it is not above.
+# 4. The regulariser's gain over SM+ScFuFFN is smaller than the noise between seeds. With LayerNorm (SM+LN+G, SM+LN+R),
+#    it raises perplexity, against the papers. Over SM+R it lowers perplexity: EReg(SM(t)+R) is below the GELU baseline
+#    (two seeds). Version 3 of AERO claims that it is not above.
 # 5. At the papers' width, SM+G, SM+R and SM+ScFuFFN stopped within 50 steps: the gradient of the last layer was not
 #    finite. The models with LayerNorm train.
 #
 # Scale desk has 12 layers, width 128, T = 128 and about 5M tokens per run. The predicted signs, the rules of the
-# verdicts and what the baseline must reach were committed before any training (`results/desk/predictions.yaml`). The
-# runs trained on one GPU in float32, except on two CPU cores: EReg(SM(t)+LN+G), EReg(SM(t)+R), one seed of SM+G and two
-# of SM+ScFFN (these three diverged), and the search for a learning rate. Three trainings were done on both: the
-# perplexities of SM+LN+G and SM+R differ by less than 0.5 %, that of SM+ScFuFFN by 6 %, as much as some effects.
+# verdicts and what the baseline must reach were committed before any training (`results/desk/predictions.yaml`).
+#
+# Most runs trained on one GPU in float32. EReg(SM(t)+LN+G), EReg(SM(t)+LN+R) and EReg(SM(t)+R) trained on 2 CPU cores,
+# as did one seed of SM+G, two of SM+ScFFN (all three diverged) and the search for a learning rate. Three trainings were
+# done on both: the perplexities of SM+LN+G and SM+R differ by less than 0.5 %, that of SM+ScFuFFN by 6 %, as much as
+# some effects.
 #
 # Figures and tables with data in `results/laptop` are of scale laptop (width 64, T = 64, a vocabulary of bytes, hence
 # its lower perplexities). That scale shows that the pipeline works; its models are worse than n-gram models.

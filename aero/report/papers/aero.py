@@ -110,9 +110,9 @@ def figure_1(results: Results) -> Figure:
             colours = (PUBLISHED, AS_PUBLISHED, AS_WRITTEN, TUNED) if len(own) == 4 else (PUBLISHED, MEASURED)
             for number, (value, colour) in enumerate(zip(own, colours, strict=True)):
                 if value is not None:
-                    height = place + (number - (len(own) - 1) / 2) * 0.8 / len(own)
-                    panel.barh(height, value, 0.72 / len(own), color=colour)
-                    panel.text(value, height, f" {float(f'{value:.2g}'):g}", va="center", fontsize=7.5)
+                    height = place + (number - (len(own) - 1) / 2) * 0.9 / len(own)
+                    panel.barh(height, value, 0.82 / len(own), color=colour)
+                    panel.text(value, height, f" {float(f'{value:.2g}'):g}", va="center")
     for panel, title in zip(panels, ("GB", "minutes, WAN", "perplexity / SM+LN+G's"), strict=True):
         panel.set_title(title)
         panel.grid(axis="x")
@@ -161,7 +161,7 @@ def perplexity_changes(results: Results) -> Figure:
         found = compared.estimate
         if found is None:
             why = "training failed" if compared.failed else "not measured"
-            axes.text(0.98, place, why, va="center", ha="right", color=MUTED, style="italic", fontsize=9)
+            axes.text(0.98, place, why, va="center", ha="right", color=MUTED, style="italic")
             continue
         if found.has_interval:
             ends = [1 + end / 100 for end in (found.low, found.high)]
@@ -332,9 +332,9 @@ def _flops_bars(panel: Axes, sizes: Sizes) -> None:
     panel.bar(places, ffn, 0.72, color=AS_WRITTEN, label="feed-forward network")
     panel.bar(places, attention, 0.72, bottom=ffn, color=PUBLISHED, label="attention")
     for place, total, counted_ in zip(places, ffn + attention, counts, strict=True):
-        panel.text(place, total, f"{100 * counted_.ffn_share:.0f}", ha="center", va="bottom", fontsize=8, rotation=90)
+        panel.text(place, total, f"{100 * counted_.ffn_share:.0f}", ha="center", va="bottom", rotation=90)
     equal = float(np.log2(crossover(sizes.width) / CONTEXTS[0]))
     if equal < len(CONTEXTS) - 0.5:
-        panel.axvline(equal, color=INK, linewidth=0.9, linestyle=":")
+        panel.axvline(equal, ymax=0.35, color=INK, linewidth=0.9, linestyle=":")
     panel.set_xticks(places[::2], [str(c) if c < 1024 else f"{c // 1024}K" for c in CONTEXTS[::2]])
-    panel.margins(y=0.3)
+    panel.margins(y=0.45)

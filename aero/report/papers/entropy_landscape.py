@@ -162,9 +162,9 @@ def figure_1(results: Results) -> Figure:
         panel.view_init(elev=28, azim=-52)
         panel.set_xticks(layer_ticks(count))
         panel.set_yticks(range(2, layers + 1, max(2, layers // 3)))
-        panel.tick_params(labelsize=6.5, pad=-3)
-        panel.set_xlabel("head", fontsize=8, labelpad=-8)
-        panel.set_ylabel("layer", fontsize=8, labelpad=-6)
+        panel.tick_params(pad=-3)
+        panel.set_xlabel("head", labelpad=-3)
+        panel.set_ylabel("layer", labelpad=-3)
         for axis in (panel.xaxis, panel.yaxis, panel.zaxis):
             axis.pane.set_visible(False)
     return figure

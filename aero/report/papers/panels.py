@@ -128,7 +128,7 @@ def quarter_bars(
         for place, run in enumerate(runs):
             seeds = list(results.quarters(run, maximum).values())
             if not seeds:
-                panel.text(0.02, place, "not measured", va="center", color=MUTED, style="italic", fontsize=8)
+                panel.text(0.02, place, "not measured", va="center", color=MUTED, style="italic")
             left = 0.0
             for fraction, colour, ink in zip(
                 np.mean(seeds, axis=0) if seeds else (), QUARTER_COLOURS, "wwkk", strict=False
@@ -136,7 +136,7 @@ def quarter_bars(
                 panel.barh(place, fraction, 0.72, left=left, color=colour, edgecolor=PAPER, linewidth=0.6)
                 if fraction >= 0.14:
                     middle = left + fraction / 2
-                    panel.text(middle, place, f"{fraction:.0%}", ha="center", va="center", color=ink, fontsize=8)
+                    panel.text(middle, place, f"{fraction:.0%}", ha="center", va="center", color=ink)
                 left += fraction
         for run, quarters, value in printed if maximum == "observed" else ():
             edge = {(3,): 1 - value, (0,): value}.get(quarters)

@@ -200,10 +200,12 @@ def figure_correlation(results: Results) -> Figure:
             if method == "naive":
                 axes.plot(entropies, losses, color=colour, linewidth=0.7)
                 for p, x, y in points[:: max(1, len(points) - 1)]:
-                    axes.annotate(f"P={p}", (x, y), xytext=(3, 3), textcoords="offset points", fontsize=8)
+                    axes.annotate(f"P={p}", (x, y), xytext=(3, 3), textcoords="offset points")
         axes.set_xlabel("entropy, nats")
         axes.xaxis.set_major_locator(MaxNLocator(2))
-        axes.set_title(f"{TITLES[task]}\nr {correlation_text(correlation(model, task))}", fontsize=8)
+        strength, _, interval = correlation_text(correlation(model, task)).partition(" ")
+        axes.set_title(f"{TITLES[task]}\nr {strength}\n{interval}")
+        axes.margins(x=0.3, y=0.15)
         axes.grid(color=GRID)
     panels[0][0].set_ylabel("loss, nats or % wrong")
     _legend(figure)

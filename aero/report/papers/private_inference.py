@@ -299,16 +299,17 @@ def _label(axes: Axes, found: Sequence[Point]) -> None:
     for point in sorted(first.values(), key=lambda one: one.bytes):
         key = next((at for at in columns if point.bytes / at < 1.35), point.bytes)
         columns.setdefault(key, []).append(point)
-    axes.set_xlim(left=min(columns) / GB / 2.1)
+    axes.set_xlim(left=min(columns) / GB / 2.6)
     for number, group in enumerate(columns.values()):
         group.sort(key=lambda one: one.perplexity)
         heights = [axes.transData.transform((1, one.perplexity))[1] for one in group]
-        spread = show.spread(heights, 9.5 * axes.figure.dpi / 72)
+        spread = show.spread(heights, 10.5 * axes.figure.dpi / 72)
         side = min(p.bytes for p in group) / 1.05 if number == 0 else max(p.bytes for p in group) * 1.03
         for point, height in zip(group, spread, strict=True):
             place = side / GB, axes.transData.inverted().transform((0, height))[1]
-            axes.annotate(point.architecture, (point.bytes / GB, point.perplexity), xytext=place, va="center",
-                          ha="right" if number == 0 else "left", fontsize=8,
+            axes.annotate(point.architecture, (point.bytes / GB, point.perplexity), xytext=place,
+                          va="bottom" if point.front and number else "center",  # beside the line, not on it
+                          ha="right" if number == 0 else "left",
                           color=show.INK if point.front else show.MUTED,
                           arrowprops={"arrowstyle": "-", "color": show.GRID, "linewidth": 0.5})  # fmt: skip
 

@@ -42,7 +42,7 @@ show.table(
 # 2. ReLU does better than GELU, with LayerNorm and without. With LayerNorm the paper finds the opposite, and so does
 #    one pair of trainings at the papers' width.
 # 3. SM+R, which has no LayerNorm, does better than the GELU baseline, and SM trains in every seed. Both are against the
-#    paper, and small models may mislead: see 5.
+#    paper, and shown for small models only: see 5.
 # 4. The regulariser's gain over SM+ScFuFFN is smaller than the noise between seeds. With LayerNorm (SM+LN+G, SM+LN+R),
 #    it raises perplexity, against the papers. Over SM+R it lowers perplexity: EReg(SM(t)+R) is below the GELU baseline
 #    (two seeds). Version 3 of AERO claims that it is not above.
@@ -53,9 +53,9 @@ show.table(
 # verdicts and what the baseline must reach were committed before any training (`results/desk/predictions.yaml`).
 #
 # Most runs trained on one GPU in float32. EReg(SM(t)+LN+G), EReg(SM(t)+LN+R) and EReg(SM(t)+R) trained on 2 CPU cores,
-# as did one seed of SM+G, two of SM+ScFFN (all three diverged) and the search for a learning rate. Three trainings were
-# done on both: the perplexities of SM+LN+G and SM+R differ by less than 0.5 %, that of SM+ScFuFFN by 6 %, as much as
-# some effects.
+# their baselines on the GPU. One seed of SM+G, two of SM+ScFFN (all three diverged) and the search for a learning rate
+# ran on the CPU, too. Three trainings were done on both: the perplexities of SM+LN+G and SM+R differ by less than
+# 0.5 %, that of SM+ScFuFFN by 6 %, as much as some effects.
 #
 # Figures and tables with data in `results/laptop` are of scale laptop (width 64, T = 64, a vocabulary of bytes, hence
 # its lower perplexities). That scale shows that the pipeline works; its models are worse than n-gram models.

@@ -249,6 +249,9 @@ show.figure(
 )
 
 # %% [markdown]
+# Seconds compare within a table only, because some later tables were measured on slower machines. Those above and on
+# the first page are the ones to quote.
+#
 # The latency on a network is modelled:
 #
 # $$t = t_\text{compute} + \frac{\text{wire bytes}}{\text{bandwidth}} + \text{rounds} \times \text{RTT}.$$
@@ -275,7 +278,7 @@ show.table(
 show.prose(
     "On held-out prompts of small trained models its logits differ from PyTorch's by at most {optimised:.2g} (stock "
     "SPU: {stock:.2g}); at GPT-2's size, with random weights, by at most {optimised_at_size:.2g} "
-    "({stock_at_size:.2g}).",
+    "({stock_at_size:.2g}). The tables below list single measurements, of other prompts and trainings.",
     **tables.largest_logit_errors(results),
 )
 

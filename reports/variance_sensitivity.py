@@ -12,7 +12,8 @@
 # QK-LayerNorm. The ReLU kernel has a lower sensitivity than softmax in every seed, but trains at even fewer rates.
 # Neither the published values nor their order were recovered. So the first step of the paper's argument, from variance
 # to entropy, holds. The last, from low entropy to unstable training, does not explain these trainings: they fail also
-# with the kernel whose entropy does not depend on the variance.
+# with the kernel whose entropy does not depend on the variance. It fits the language model at a large learning rate,
+# where the entropy of softmax collapses and its loss stays higher.
 #
 # **Setting not recovered.** The paper omits the width, residual connections, initialisation, steps and data of its
 # small model. An effect that is missing in a training is therefore *undecided* or *opposite here*, never
@@ -191,9 +192,9 @@ show.figure(
 #
 # Every printed formula is compared with Monte Carlo draws that do not use it. Theorem 5.1 expands the expected entropy
 # of softmax over $N$ logits of variance $\sigma^2$: $\log N - (N-1)\sigma^2/2N$. This holds for a small variance. Its
-# printed derivative does not; the last line of Appendix E.3 does. The ReLU kernel's deviation is $\pi(\pi-1)/D$ instead
-# of $(\pi^2-1)/D$. Proposition 5.3 assumes that every query sees every key. The derivations are
-# in `docs/variance_sensitivity.md`.
+# printed derivative does not hold; the one in the last line of its Appendix E.3 does. The ReLU kernel's deviation is
+# $\pi(\pi-1)/D$ instead of $(\pi^2-1)/D$. Proposition 5.3 assumes that every query sees every key. The derivations
+# are in `docs/variance_sensitivity.md`.
 
 # %%
 show.figure(

@@ -39,7 +39,7 @@ class UserError(ValueError):
 def prepare_loading() -> None:
     """Until `run_main` starts, Ctrl-C ends the process with one line; loading libraries takes seconds.
 
-    No garbage is collected meanwhile, which would take a fifth of the time.
+    No garbage is collected meanwhile, which would take a quarter of the time.
     """
     gc.disable()
     if signal.getsignal(signal.SIGINT) is signal.default_int_handler:

@@ -6,7 +6,6 @@ A subcommand imports what it needs when it runs, so that `aero --help` is fast.
 from __future__ import annotations
 
 import argparse
-import gc
 import sys
 from importlib.metadata import version
 from pathlib import Path
@@ -75,5 +74,4 @@ def _cost(chosen: argparse.Namespace) -> None:
 
 def run() -> None:
     """The console script."""
-    gc.set_threshold(50_000, 20, 100)  # seldom, because most of a command's time goes into importing libraries
     run_main(main)

@@ -116,7 +116,7 @@ async def _execute_in_a_kernel(left: list[Any], root: Path) -> None:
         transport = "ipc" if os.name == "posix" and len(home) < 85 else "tcp"
         manager = AsyncKernelManager(kernel_name="python3", transport=transport, connection_file=f"{home}/kernel.json")
         try:
-            rarely = "--IPKernelApp.exec_lines=import gc; gc.set_threshold(50_000, 20, 100)"  # a tenth of the time
+            rarely = "--IPKernelApp.exec_lines=import gc; gc.set_threshold(50_000, 20, 100)"
             await manager.start_kernel(env=environment, cwd=str(root), extra_arguments=[rarely])
             while left:
                 executor = ExecutePreprocessor(km=manager, timeout=CELL_SECONDS)

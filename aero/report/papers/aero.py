@@ -27,6 +27,7 @@ from aero.report.show import (
     INK,
     MEASURED,
     MUTED,
+    PAPER,
     PUBLISHED,
     SERIES,
     TUNED,
@@ -332,9 +333,10 @@ def _flops_bars(panel: Axes, sizes: Sizes) -> None:
     panel.bar(places, ffn, 0.72, color=AS_WRITTEN, label="feed-forward network")
     panel.bar(places, attention, 0.72, bottom=ffn, color=PUBLISHED, label="attention")
     for place, total, counted_ in zip(places, ffn + attention, counts, strict=True):
-        panel.text(place, total, f"{100 * counted_.ffn_share:.0f}", ha="center", va="bottom", rotation=90)
+        share = panel.text(place, total, f"{100 * counted_.ffn_share:.0f}", ha="center", va="bottom", rotation=90)
+        share.set_bbox({"facecolor": PAPER, "edgecolor": "none", "pad": 0.5})  # over the dotted line
     equal = float(np.log2(crossover(sizes.width) / CONTEXTS[0]))
     if equal < len(CONTEXTS) - 0.5:
-        panel.axvline(equal, ymax=0.35, color=INK, linewidth=0.9, linestyle=":")
+        panel.axvline(equal, color=INK, linewidth=0.9, linestyle=":")
     panel.set_xticks(places[::2], [str(c) if c < 1024 else f"{c // 1024}K" for c in CONTEXTS[::2]])
     panel.margins(y=0.45)

@@ -12,7 +12,9 @@ import re
 import signal
 import stat
 import sys
-from collections.abc import Callable, Collection
+import threading
+from collections.abc import Callable, Collection, Iterator
+from contextlib import contextmanager
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -89,6 +91,26 @@ def run_main(main: Callable[[list[str]], int | None], arguments: list[str] | Non
         _drop_output()
         sys.exit(1)
     sys.exit(status or 0)
+
+
+@contextmanager
+def interruption_noted() -> Iterator[Callable[[], bool]]:
+    """Inside, SIGINT and SIGTERM raise nothing: the function that this yields says whether one has come.
+
+    For work that ends only where it can be saved. Ctrl-C in a terminal sends two, to a process and by its parent.
+    Without effect on signals that others handle, and outside the main thread.
+    """
+    noted = threading.Event()
+    own = [one for one in (signal.SIGINT, signal.SIGTERM) if signal.getsignal(one) is signal.default_int_handler]
+    if threading.current_thread() is not threading.main_thread():
+        own = []
+    for one in own:
+        signal.signal(one, lambda *_: noted.set())
+    try:
+        yield noted.is_set
+    finally:
+        for one in own:
+            signal.signal(one, signal.default_int_handler)
 
 
 def _drop_output() -> None:

@@ -23,6 +23,7 @@ from aero import records
 from aero.architecture import Architecture
 from aero.data.batches import Batches
 from aero.entropy import Reduction, entropy_regularization, headwise
+from aero.errors import interruption_noted
 from aero.model import GPT, ModelConfig
 from aero.records import Row
 from aero.schema import TrainParameters
@@ -106,8 +107,9 @@ def train(
     """Train one model; resumes from `state_path` if it holds a state with the same `state_hash`.
 
     A run that is killed and started again ends with the same weights as one that was not, bit for bit on a CPU. A
-    non-finite loss or gradient ends the run in order. `stop` is called before every step; True ends the training there
-    with a saved state and `Outcome.steps_done` below `settings.steps`.
+    non-finite loss or gradient ends the run in order. SIGINT or SIGTERM raises KeyboardInterrupt after the step, with a
+    saved state (but at once with several processes, which would stop apart). `stop` is called before every step; True
+    ends the training there with a saved state and `Outcome.steps_done` below `settings.steps`.
 
     Several processes share every batch and end with the same weights; the first one writes the state and calls
     `observers`. `settings.compile` has an effect on CUDA only.
@@ -118,7 +120,8 @@ def train(
     hidden = None if progress and processes.first else True
     done = outcome.steps_done
     bar = tqdm(total=settings.steps, initial=done, desc=label, unit="step", disable=hidden, mininterval=1.0)
-    with bar, faster_matmul(training.model), contextlib.ExitStack() as followed:
+    noted = contextlib.nullcontext(lambda: False) if processes.several else interruption_noted()
+    with bar, faster_matmul(training.model), noted as interrupted, contextlib.ExitStack() as followed:
         for observer in observers:
             followed.callback(observer.end)
             observer.begin(outcome.rows)
@@ -141,6 +144,9 @@ def train(
             if outcome.diverged_at_step is not None:
                 break
             bar.update()
+            if interrupted():
+                training.save()
+                raise KeyboardInterrupt
             if outcome.steps_done % settings.checkpoint_every == 0 and outcome.steps_done < settings.steps:
                 training.save()
     training.time()

@@ -40,7 +40,7 @@ def test_one_failing_stops_no_other_and_what_is_done_is_not_done_again(project):
 
 @pytest.mark.slow
 def test_stopped_it_stops_its_trainings_and_goes_on_later(project):
-    folder = project(train={"steps": 400, "checkpoint_every": 10, "log_every": 1})
+    folder = project(train={"steps": 400, "checkpoint_every": 400, "log_every": 1})
     process = start(folder, "-m", "stages.train_many", "sm-r", "--jobs", "1", "--scale", "smoke")
     trained = folder / "runs/scales/smoke/sm-r/seed_1337"
     while process.poll() is None and len(whole_lines(trained / "log.unfinished.csv")) < 30:
@@ -93,7 +93,7 @@ def test_jobs_of_a_cluster_merge_into_the_results(project):
 def test_an_interrupted_job_is_submitted_again_and_resumes(project, monkeypatch):
     import submitit
 
-    folder = project(train={"steps": 400, "checkpoint_every": 10, "log_every": 1})
+    folder = project(train={"steps": 400, "checkpoint_every": 400, "log_every": 1})
     monkeypatch.setenv("PYTHONPATH", environment()["PYTHONPATH"])
     out = folder / "out"
     training = Training("sm-r", 1337, "smoke", out, folder)

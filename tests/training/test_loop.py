@@ -1,11 +1,13 @@
 """The training loop: schedule, a plain transcription, resumption bit for bit, divergence in order."""
 
 import math
+import signal
 
 import pytest
 import torch
 
 from aero.architecture import parse
+from aero.checkpoint import read_tensors
 from aero.config import TrainParameters
 from aero.model import GPT, ModelConfig
 from aero.records import csv_text, read_rows
@@ -53,6 +55,16 @@ class Killed(Source):
     def batch(self, step):
         if step == self.at:
             raise KeyboardInterrupt
+        return super().batch(step)
+
+
+class Signalled(Source):
+    """Gets two signals in one step, as Ctrl-C in a terminal sends them: to a process, and by its parent."""
+
+    def batch(self, step):
+        if step == 5:
+            signal.raise_signal(signal.SIGINT)
+            signal.raise_signal(signal.SIGTERM)
         return super().batch(step)
 
 
@@ -190,6 +202,23 @@ def test_killed_and_resumed_equals_unkilled(tmp_path, killed_at, settings):
         run(settings, source=Killed(killed_at), state_path=state, state_hash="h")
     assert state.exists() == (killed_at >= 4)
     resumed = run(settings, state_path=state, state_hash="h")
+    assert without_seconds(resumed.rows) == without_seconds(whole.rows)
+    for a, b in zip(resumed.model.parameters(), whole.model.parameters(), strict=True):
+        assert torch.equal(a, b)
+
+
+def test_two_signals_end_it_after_the_step_and_lose_none(tmp_path):
+    kept, handler = tmp_path / "state.safetensors", signal.default_int_handler
+    before = {one: signal.signal(one, handler) for one in (signal.SIGINT, signal.SIGTERM)}
+    try:
+        with pytest.raises(KeyboardInterrupt):
+            run(source=Signalled(), state_path=kept, state_hash="h")
+        assert [signal.signal(one, given) for one, given in before.items()] == [handler, handler]
+    finally:
+        for one, given in before.items():
+            signal.signal(one, given)
+    assert read_tensors(kept, state.FORMAT)[1]["steps_done"] == "6"
+    whole, resumed = run(), run(state_path=kept, state_hash="h")
     assert without_seconds(resumed.rows) == without_seconds(whole.rows)
     for a, b in zip(resumed.model.parameters(), whole.model.parameters(), strict=True):
         assert torch.equal(a, b)

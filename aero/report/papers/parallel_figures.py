@@ -7,6 +7,7 @@ import textwrap
 from collections.abc import Sequence
 from pathlib import Path
 
+import numpy as np
 import pandas as pd
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
@@ -15,6 +16,7 @@ from matplotlib.ticker import MaxNLocator
 
 from aero.published import Table, load
 from aero.records import csv_text
+from aero.report.papers.panels import heads
 from aero.report.papers.parallel_context import (
     CHANCE,
     COST,
@@ -35,7 +37,7 @@ from aero.report.papers.parallel_context import (
     score,
 )
 from aero.report.results import Results
-from aero.report.show import GRID, MUTED, not_measured, subplots
+from aero.report.show import GRID, INK, MUTED, not_measured, subplots
 from aero.report.statistics import Estimate
 from aero.report.tables import COLUMNS, NOT_COMPARABLE
 
@@ -223,7 +225,10 @@ LAYERS = {
 
 
 def figure_layers(results: Results) -> Figure:
-    """Sizes by layer at full attention and at the largest P, mean over tasks; norms as ratios of the same tokens."""
+    """Sizes by layer at full attention and at the largest P, a line per task; norms as ratios of the same tokens.
+
+    Beside the entropies, those of the papers' GPT-2 at scale desk.
+    """
     model = measured(results)
     if model is None:
         return not_measured()
@@ -245,7 +250,11 @@ def figure_layers(results: Results) -> Figure:
         axes.set_xlabel("layer")
     handles = [Line2D([], [], color=MUTED, label="full attention")]
     handles.append(Line2D([], [], color=COLOURS["naive"], label="largest P"))
-    figure.legend(handles=handles, loc="outside lower center", ncols=2, frameon=False)
+    gpt2 = heads(results.at("desk"), "sm-ln-g")
+    if gpt2 is not None:
+        depths = np.linspace(1, len(model.layers(model.tasks[0], Setting(1), "entropy_by_layer")), len(gpt2))
+        handles += panels[0, 0].plot(depths, gpt2.mean(axis=1), color=INK, linewidth=1.5, label="GPT-2 (SM+LN+G)")
+    figure.legend(handles=handles, loc="outside lower center", ncols=3, frameon=False)
     return figure
 
 

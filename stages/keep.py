@@ -106,13 +106,13 @@ def sensitivity_files(source: Path, target: Path, allow_changes: bool) -> list[t
 def _parallel_context(source: Path, target: Path, allow_changes: bool) -> list[tuple[Path, Path]]:
     """Measurements of parallel context encoding, one file a model, each with its target."""
     plan = []
-    for path in sorted((source / "parallel_context").glob("*.json*")):
+    for path in sorted((source / "parallel_context").rglob("*.json*")):
         if path.suffix == ".json":
             refuse_changes(json_file(path), path, allow_changes)
         for line in text_of(path).splitlines() if path.suffix == ".jsonl" else []:
             if "run" in (values := json.loads(line)):
                 refuse_changes({"provenance": values["run"]}, path, allow_changes)
-        plan.append((path, target / "parallel_context" / path.name))
+        plan.append((path, target / path.relative_to(source)))
     return plan
 
 

@@ -30,6 +30,7 @@ def main(arguments: list[str]) -> None:
     parser.add_argument("--folder", type=Path, default=Path("runs/parallel_context"), help="folder for MODEL.jsonl")
     parser.add_argument("--tasks", nargs="+", choices=TASKS, default=list(TASKS))
     parser.add_argument("--segments", nargs="+", type=int, default=(), help="P; default: those of params.yaml")
+    parser.add_argument("--tokens", type=int, help="length of the texts; then MODEL.jsonl is in a folder of that name")
     parser.add_argument("--contexts", type=int, help="contexts of every task; default: that of params.yaml")
     parser.add_argument("--threads", type=int, default=1)
     chosen = parser.parse_args(arguments)
@@ -39,9 +40,13 @@ def main(arguments: list[str]) -> None:
     torch.set_num_threads(chosen.threads)
     section = settings(load())
     plans = {name: section.tasks[name] for name in chosen.tasks}
+    if chosen.tokens is not None:
+        if other := [name for name in plans if TASKS[name].kind != "lm"]:
+            raise UserError(f"--tokens is the length of a text, and {other[0]} is none; name --tasks bible docs")
+        plans = {name: plan.model_copy(update={"units": chosen.tokens}) for name, plan in plans.items()}
     blocks = {name: section.blocks(TASKS[name].kind, plan, tuple(chosen.segments)) for name, plan in plans.items()}
     folder = chosen.model or pretrained.smollm2()
-    out = chosen.folder / f"{folder.name}.jsonl"
+    out = chosen.folder / (str(chosen.tokens) if chosen.tokens else "") / f"{folder.name}.jsonl"
     model, encode, about = opened(folder)
     prefixes = {name: torch.tensor(encode(text)) for name, text in section.sinks.items()}
     done = _done(out, about)

@@ -28,14 +28,14 @@ def measure(folder: Path, tokens: int, segments: int) -> dict[str, Any]:
     ids = torch.randint(model.model.config.vocab_size, (1, tokens), generator=torch.Generator().manual_seed(0))
     parts = list(ids.tensor_split(segments, 1))
     encode(model, [ids[:, :16]])  # libraries allocate at the first pass
-    before, cpu, wall = _peak_memory(), time.process_time(), time.perf_counter()
+    before, cpu, wall = peak_memory(), time.process_time(), time.perf_counter()
     encode(model, parts)
     return {
         "tokens": tokens,
         "segments": segments,
         "cpu_s": round(time.process_time() - cpu, 2),
         "wall_s": round(time.perf_counter() - wall, 2),
-        "peak_bytes": _peak_memory() - before,
+        "peak_bytes": peak_memory() - before,
         "attention_pairs": sum(part.shape[1] * (part.shape[1] + 1) // 2 for part in parts),
     }
 
@@ -46,6 +46,6 @@ def measure_in_new_process(folder: Path, tokens: int, segments: int) -> dict[str
         return pool.submit(measure, folder, tokens, segments).result()
 
 
-def _peak_memory() -> int:
+def peak_memory() -> int:
     """Peak resident memory of this process in bytes; not of getrusage, which begins at the parent's."""
     return int(re.search(r"VmHWM:\s+(\d+)", Path("/proc/self/status").read_text(encoding="ascii"))[1]) * 1024

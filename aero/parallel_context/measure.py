@@ -15,6 +15,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from aero.parallel_context.attention import Selection
+from aero.parallel_context.cost import peak_memory
 from aero.parallel_context.encoding import Encoded, encode, pack, read
 from aero.parallel_context.tasks import Context, Query
 
@@ -45,7 +46,10 @@ def rows_of(
     is_text: bool = False,
     done: Callable[[Block], bool] = lambda block: False,
 ) -> Iterator[tuple[Block, list[Row]]]:
-    """The rows of every block that is not `done`. is_text: score the loss of the text that follows, not answers."""
+    """The rows of every block that is not `done`. is_text: score the loss of the text that follows, not answers.
+
+    peak_bytes, in the first row of a block: the most memory of this process so far.
+    """
     most = max(len(question) + len(answer) for question, accepted in context.queries for answer in accepted)
     whole: Encoded | None = None
     for block in blocks:
@@ -63,7 +67,7 @@ def rows_of(
         for selection in block.selections:
             found = _read(model, encoded, context.queries, selection, is_text)
             rows.append(common | _named(selection) | {"oracle": None} | found)
-        rows[0] |= {"encoding_cpu_s": round(seconds, 2)} | _norms(encoded, reused)
+        rows[0] |= {"encoding_cpu_s": round(seconds, 2), "peak_bytes": peak_memory()} | _norms(encoded, reused)
         for which in ("keys", "values") if block.oracles else ():
             mixed = _oracle(encoded, whole, which)
             rows.append(common | _named(None) | {"oracle": which} | _read(model, mixed, context.queries, None, is_text))

@@ -136,6 +136,14 @@ def test_the_stage_goes_on_where_it_stopped(llama, tmp_path, monkeypatch):
     assert set(about["sha256"]) == {"model.safetensors"} and {"commit", "machine", "torch"} <= set(about)
     keep.main(["--allow-changes"])
     assert Path("results/parallel_context/tiny-llama.jsonl").read_text() == out.read_text()
+    text = ["--model", str(llama), "--tasks", "docs", "--tokens", "300", "--contexts", "1", "--segments", "1"]
+    parallel_context.main(text)
+    (full,) = (
+        json.loads(line) for line in Path("runs/parallel_context/300/tiny-llama.jsonl").read_text().splitlines()[1:]
+    )
+    assert full["tokens"] == 300 and full["peak_bytes"] > 1e8
+    with pytest.raises(UserError, match="length of a text, and pairs is none"):
+        parallel_context.main([*arguments, "--tokens", "300"])
     found[0]["run"]["sha256"] = {}
     out.write_text("".join(json.dumps(row) + "\n" for row in found))
     with pytest.raises(UserError, match="another model"):

@@ -121,6 +121,15 @@ def measured(results: Results) -> Measured | None:
     return models(results).get(MODEL)
 
 
+def by_length(results: Results) -> dict[int, Measured]:
+    """The pretrained model by the length of its texts in tokens; the shortest are those of `measured`."""
+    folder = results.root / "results/parallel_context"
+    paths = [path for path in (folder / f"{MODEL}.jsonl", *folder.glob(f"*/{MODEL}.jsonl")) if path.is_file()]
+    found = [_read(results.root, path, path.stat().st_mtime_ns) for path in paths]
+    first = ("bible", Setting(1))
+    return dict(sorted((model.rows[first][0]["tokens"], model) for model in found if first in model.rows))
+
+
 # Statistics -----------------------------------------------------------------------------------------------------------
 
 

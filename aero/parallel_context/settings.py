@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Annotated, Literal
 
 from aero.config import Field, Parameters, Strict, ValidationError
@@ -41,6 +42,14 @@ class TaskSettings(Strict):
     remedies: tuple[Positive, ...]
 
 
+class LongerSettings(Strict):
+    """Lengths, in tokens, at which the texts are measured again, with their own number of contexts and P."""
+
+    tokens: tuple[Positive, ...]
+    contexts: Positive
+    segments: tuple[Positive, ...] = Field(min_length=1)
+
+
 class CostSettings(Strict):
     """Lengths of the contexts, and P, whose time and memory are measured."""
 
@@ -55,7 +64,16 @@ class ParallelContextSettings(Strict):
     selection: SelectionSettings
     ablation: AblationSettings
     tasks: dict[str, TaskSettings]
+    longer: LongerSettings
     cost: CostSettings
+
+    def plans(self, names: Sequence[str], texts: Sequence[str]) -> dict[str, dict[str, TaskSettings]]:
+        """The named tasks by subfolder of their results: "", and for `texts` every longer length."""
+        found, longer = {"": {name: self.tasks[name] for name in names}}, self.longer
+        for tokens in longer.tokens if texts else ():
+            own = {"units": tokens, "contexts": longer.contexts, "segments": longer.segments}
+            found[str(tokens)] = {name: self.tasks[name].model_copy(update=own) for name in texts}
+        return found
 
     def blocks(self, kind: Kind, task: TaskSettings, segments: tuple[int, ...] = ()) -> list[Block]:
         """What is measured of every context of a task. segments: other P than the task's."""

@@ -136,20 +136,30 @@ def test_the_stage_goes_on_where_it_stopped(llama, tmp_path, monkeypatch):
     assert set(about["sha256"]) == {"model.safetensors"} and {"commit", "machine", "torch"} <= set(about)
     keep.main(["--allow-changes"])
     assert Path("results/parallel_context/tiny-llama.jsonl").read_text() == out.read_text()
-    text = ["--model", str(llama), "--tasks", "docs", "--tokens", "300", "--contexts", "1", "--segments", "1"]
-    parallel_context.main(text)
-    (full,) = (
-        json.loads(line) for line in Path("runs/parallel_context/300/tiny-llama.jsonl").read_text().splitlines()[1:]
-    )
-    assert full["tokens"] == 300 and full["peak_bytes"] > 1e8
-    with pytest.raises(UserError, match="length of a text, and pairs is none"):
-        parallel_context.main([*arguments, "--tokens", "300"])
     found[0]["run"]["sha256"] = {}
     out.write_text("".join(json.dumps(row) + "\n" for row in found))
     with pytest.raises(UserError, match="another model"):
         parallel_context.main(arguments)
     with pytest.raises(UserError, match="cannot load"):
         parallel_context.main(["--model", str(tmp_path / "nothing")])
+
+
+def test_texts_are_measured_again_at_other_lengths(llama, tmp_path, monkeypatch, capsys):
+    """As far as the model's context goes."""
+    monkeypatch.chdir(tmp_path)
+    values = yaml.safe_load((ROOT / "params.yaml").read_text(encoding="utf-8"))
+    values["parallel_context"]["longer"] = {"tokens": [300, 4096], "contexts": 1, "segments": [1, 2]}
+    values["parallel_context"]["tasks"]["docs"] |= {"units": 200, "segments": [1]}
+    Path("params.yaml").write_text(yaml.safe_dump(values), encoding="utf-8")
+    parallel_context.main(["--model", str(llama), "--tasks", "docs", "--contexts", "1"])
+    found = {
+        (row["tokens"], row["segments"])
+        for path in Path("runs/parallel_context").rglob("tiny-llama.jsonl")
+        for row in map(json.loads, path.read_text().splitlines()[1:])
+        if row["sink"] is None
+    }
+    assert found == {(200, 1), (300, 1), (300, 2)} and Path("runs/parallel_context/300/tiny-llama.jsonl").is_file()
+    assert "texts of 4096 tokens left out: tiny-llama has a context of 4096" in capsys.readouterr().out
 
 
 def test_a_missing_package_is_one_line_and_skips_the_stages(monkeypatch, tmp_path, capsys):

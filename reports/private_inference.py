@@ -239,9 +239,9 @@ show.table(
 # %%
 show.prose(
     "An optimised pass of `SM+ScFuFFN` takes {total:.1f} minutes on the WAN: {computing:.1f} of computing, "
-    "{transfer:.1f} of transfer and {rounds:.1f} of rounds. A next token with cached keys and values takes "
-    "{next:.2f} of a pass's minutes, and {next_rounds:.0%} of them are rounds: measured on a slower machine, in the "
-    "table of next tokens below.",
+    "{transfer:.1f} of transfer and {rounds:.1f} of rounds. A next token with cached keys and values takes {next:.1f} "
+    "minutes, {next_rounds:.1f} of them rounds. It was measured on a slower machine, where a whole pass takes "
+    "{slow:.1f} minutes (table of next tokens below).",
     **tables.minutes_of_a_pass(results, "SM+ScFuFFN"),
 )
 

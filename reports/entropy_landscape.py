@@ -7,8 +7,8 @@
 # x)$ measures how unequal the heads of a layer are. The Wasserstein distance $W_1$ measures how far their entropies
 # moved from the baseline's.
 #
-# **What holds here.** At scale desk (chapter AERO,
-# [differences in perplexity](#differences-in-perplexity-predicted-and-measured)) the penalty raises the perplexity of
+# **What holds here.** At scale desk (chapter AERO, [differences in
+# perplexity](#differences-in-perplexity-predicted-and-measured)) penalty and temperature raise the perplexity of
 # SM+LN+G and SM+LN+R, against the paper. As it says, the highest entropies fall and the heads move away from the
 # baseline's. The landscape of deep layers gets flatter, not steeper.
 #

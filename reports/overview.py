@@ -33,7 +33,8 @@ show.prose(
     "4. **Training: partly reproduced, in small models** (width {width}, {tokens:.1f}M tokens, {seeds}). Changes in "
     "perplexity, % (printed): over `SM+LN+G` `SM+R` {no_layer_norm}, `SM` {softmax_alone} (diverged), `SM+ScFuFFN` "
     "{softmax_only}; `EReg(SM(t)+ScFuFFN)` over `SM+ScFuFFN` {regularised}; `EReg(SM(t)+LN+G)` over `SM+LN+G` "
-    "{regularised_layer_norm}. {warning}At the papers' width `SM+R` and `SM+ScFuFFN` diverged (one seed each).\n"
+    "{regularised_layer_norm}; `EReg(SM(t)+R)` over `SM+R` {regularised_relu}. {warning}"
+    "At the papers' width `SM+R` and `SM+ScFuFFN` diverged (one seed each).\n"
     "5. **Theory: needs correction.** Softmax entropy falls with the variance of the logits, as Variance Sensitivity "
     "says, but the derivative that its Theorem 5.1 prints is wrong in {wrong_slopes} of {slopes} cases. "
     "Entropy log T = {log_t:.2f} cannot be reached under a causal mask: the bound at T=128 is {causal:.2f}.",

@@ -28,8 +28,9 @@ def pytest_configure(config):
 
 
 def pytest_collection_modifyitems(items):
-    """Tests of two parties and of training first: their files take longest, and none should be the last alone."""
-    items.sort(key=lambda item: ("two_party" not in item.path.parts, "training" not in item.path.parts))
+    """Tests of two parties, of training and on a clone first: they take longest, and none should be the last alone."""
+    first = ("two_party", "training", "test_walk.py")
+    items.sort(key=lambda item: [name not in item.path.parts for name in first])
 
 
 def pytest_sessionfinish():

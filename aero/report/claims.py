@@ -252,6 +252,7 @@ def headline(results: Results) -> dict[str, Any]:
         "softmax_only": difference("sm-scfuffn", "sm-ln-g"),
         "regularised": difference("ereg-smt-scfuffn", "sm-scfuffn"),
         "regularised_layer_norm": difference("ereg-smt-ln-g", "sm-ln-g"),
+        "regularised_relu": difference("ereg-smt-r", "sm-r"),
         "slopes": len(wrong),
         "wrong_slopes": int(wrong.sum()),
         "gate": gate(trained, "sm-ln-g"),

@@ -137,7 +137,7 @@ def test_the_limit_is_kept_and_the_next_call_ends_as_if_there_had_been_none(insi
 
 
 def test_stopped_by_sigterm_the_last_step_is_saved_and_it_goes_on(inside, capsys):
-    folder = inside(train=LONG | {"steps": 100, "checkpoint_every": 100})
+    folder = inside(train=LONG | {"steps": 60, "checkpoint_every": 60})
     process = start(folder, "-m", "stages.train_limited", "sm-g", "sm-r", "--out", "home")
     trained = folder / "runs/scales/smoke/sm-r/seed_1337"
     while process.poll() is None and len(whole_lines(trained / "log.unfinished.csv")) < 15:
@@ -152,8 +152,8 @@ def test_stopped_by_sigterm_the_last_step_is_saved_and_it_goes_on(inside, capsys
     said = capsys.readouterr().out
     assert "1 of 2 trainings are done" in said and "all are done" in said and "starting anew" not in said
     whole = whole_lines(trained / "log.csv")
-    assert 15 <= len(done) < 100 and whole[: len(done)] == done
-    assert [int(line[0]) for line in whole[1:]] == list(range(1, 101))
+    assert 15 <= len(done) < 60 and whole[: len(done)] == done
+    assert [int(line[0]) for line in whole[1:]] == list(range(1, 61))
     train.main(["sm-r", "--out", "alone"])
     assert without_seconds(trained / "log.csv") == without_seconds(folder / "alone/log.csv")
 

@@ -201,7 +201,8 @@ def predicted_differences(results: Results) -> pd.DataFrame:
                 "against": notation(results, one["against"]),
                 "published, %": "–"
                 if one["published"] is None
-                else f"{one['published']:+g}" + " (Pythia)" * ("Pythia" in one["where"]),
+                else (f"{one['published']:+g}" if one["published"] else "no loss")
+                + " (Pythia)" * ("Pythia" in one["where"]),
                 "predicted sign": one["sign"],
                 "measured, %": "–" if measured is None else measured.text(1, signed=True),
                 "seeds": found.note if measured is None else f"{len(measured.seeds)}",

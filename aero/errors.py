@@ -101,9 +101,9 @@ def interruption_noted() -> Iterator[Callable[[], bool]]:
     Without effect on signals that others handle, and outside the main thread.
     """
     noted = threading.Event()
-    own = [one for one in (signal.SIGINT, signal.SIGTERM) if signal.getsignal(one) is signal.default_int_handler]
-    if threading.current_thread() is not threading.main_thread():
-        own = []
+    here = threading.current_thread() is threading.main_thread()
+    both = (signal.SIGINT, signal.SIGTERM)
+    own = [one for one in both if here and signal.getsignal(one) is signal.default_int_handler]
     for one in own:
         signal.signal(one, lambda *_: noted.set())
     try:

@@ -52,16 +52,18 @@ show.table(
 #
 # Scale desk has 12 layers, width 128, T = 128 and about 5M tokens per run. The predicted signs, the rules of the
 # verdicts and what the baseline must reach were committed before any training (`results/desk/predictions.yaml`).
-#
-# Most runs trained on one GPU. EReg(SM(t)+LN+G), EReg(SM(t)+LN+R), EReg(SM(t)+R), SM(t)+ScFuFFN and the search for a
-# learning rate ran on 2 CPU cores, their baselines on the GPU. Three trainings were done on both: the perplexities of
-# SM+LN+G and SM+R differ by less than 0.5 %, that of SM+ScFuFFN by 6 %, less than its seeds do.
-#
-# All trainings that diverged at this scale ran on the CPU: SM+R at twice the learning rate, one of three seeds of SM+G,
-# two of three of SM+ScFFN, one of two of SM(t)+ScFuFFN. The processor is not the likely cause: the third seed of
-# SM+ScFFN passes the steps at which the others diverge on either (`python -m stages.train sm-scffn --seed 1338 --scale
-# desk`).
-#
+
+# %%
+show.prose(
+    "Most runs trained on one GPU. EReg(SM(t)+LN+G), EReg(SM(t)+LN+R), EReg(SM(t)+R), SM(t)+ScFuFFN and the search for "
+    "a learning rate ran on 2 CPU cores, their baselines on the GPU. Three GPU trainings were repeated on the CPU; the "
+    "perplexity changed by {changes}. All trainings that diverged at this scale ran on the CPU: SM+R at twice the "
+    "learning rate, one of three seeds of SM+G, two of three of SM+ScFFN, one of two of SM(t)+ScFuFFN. The processor "
+    "is not the likely cause: the third seed of SM+ScFFN was repeated there, and at step {steps:,} had not diverged.",
+    **aero.repeated(results),
+)
+
+# %% [markdown]
 # Figures and tables with data in `results/laptop` are of scale laptop (width 64, T = 64, a vocabulary of bytes, hence
 # its lower perplexities). That scale shows that the pipeline works; its models are worse than n-gram models.
 

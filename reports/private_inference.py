@@ -103,7 +103,7 @@ show.table(
 # %% [markdown]
 # ## How the fit was found
 #
-# The papers do not state the configuration. The bytes of every combination of ten choices were composed from measured
+# The papers do not state the configuration. The bytes of every combination of choices were composed from measured
 # operations and compared with all published rows (`docs/communication_fit.md`). The best: SPU 0.9.2b0 with its
 # defaults, secret-shared weights, tanh GELU, exponentials clipped below -14, Q, K and V in one product, token ids
 # looked up in secret, logits of all positions, a final LayerNorm in every row, scaling factors that cost no bytes, and

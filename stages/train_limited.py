@@ -8,8 +8,6 @@ from __future__ import annotations
 
 import argparse
 import json
-import signal
-import threading
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -19,7 +17,7 @@ import torch
 from aero import records
 from aero.config import Parameters, ResolvedRun, load
 from aero.data.tokens import Tokens, scale_root
-from aero.errors import UserError, check_minutes, run_main
+from aero.errors import UserError, check_minutes, interruption_noted, run_main
 from aero.training import catalogue
 from aero.training.distributed import default_device
 from aero.training.log import outcome_line
@@ -61,8 +59,7 @@ def main(arguments: list[str]) -> None:
         for run in runs
         if done.get((run.name, run.seed), {}).get("config_hash") != run.hash(tokens_of(run).manifest)
     ]
-    limit, stopped = Limit(None if chosen.minutes is None else 60 * chosen.minutes), threading.Event()
-    limit.interrupted = stopped.is_set
+    limit = Limit(None if chosen.minutes is None else 60 * chosen.minutes)
     done_before = len(runs) - len(pending)
     print(f"{done_before} of {len(runs)} trainings are done; {forecast(parameters, pending, found, limit)}", flush=True)
     report = {
@@ -73,8 +70,7 @@ def main(arguments: list[str]) -> None:
         "trainings": [],
         "left": [run.label for run in pending],
     }
-    before = signal.signal(signal.SIGTERM, lambda *_: stopped.set())
-    try:
+    with interruption_noted() as limit.interrupted:
         together = partial(train_side_by_side, together=chosen.together)
         train = together if chosen.together > 1 else train_in_turn
         for ended in train(pending, tokens_of, folder_of, limit):
@@ -82,9 +78,7 @@ def main(arguments: list[str]) -> None:
                 training = records.read_training(folder_of(ended.run))
                 records.write_trainings(chosen.out, [training], parameters.scale)
             note(report, ended, chosen.out, limit)
-    finally:
-        signal.signal(signal.SIGTERM, before)
-    if stopped.is_set():
+    if limit.interrupted():
         raise KeyboardInterrupt
     failed = [line["training"] for line in report["trainings"] if line["how"] == "failed"]
     if failed:

@@ -24,10 +24,10 @@ from aero.report.costs import (
     STOCK,
     audit,
     fits,
-    network,
     published_bound,
     row_costs,
     saving,
+    wan_minutes,
 )
 from aero.report.papers import parallel_context, variance_search, variance_theory
 from aero.report.papers.variance_theory import load_theory
@@ -208,12 +208,11 @@ def headline(results: Results) -> dict[str, Any]:
     printed = [(load("aero").tables[number], row) for number in COST_TABLES for row in load("aero").tables[number].rows]
     bounds = [(published_bound(one, row.name), row.cells["latency"].value) for one, row in printed]
     possible = [bound.overlapped <= minutes for bound, minutes in bounds if bound and minutes]
-    waits = [row_costs(results, one, row.name).get(STOCK) for one, row in printed]
-    wan = network(results, "wan")
+    stock = [wan_minutes(results, row_costs(results, one, row.name).get(STOCK)) for one, row in printed]
     too_short = [
-        bound.overlapped + cost.rounds * wan.rtt_ms / 60e3 > minutes
-        for (bound, minutes), cost in zip(bounds, waits, strict=True)
-        if bound and minutes and wan and cost and cost.rounds
+        bound.overlapped + own.rounds > minutes
+        for (bound, minutes), own in zip(bounds, stock, strict=True)
+        if bound and minutes and own
     ]
     trained = evidence(results)
     seeds = trained.seeds("sm-ln-g")

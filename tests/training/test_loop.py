@@ -89,6 +89,12 @@ def without_seconds(rows):
     return [{key: value for key, value in row.items() if key != "seconds"} for row in rows]
 
 
+def assert_same_end(one, other):
+    assert without_seconds(one.rows) == without_seconds(other.rows)
+    for a, b in zip(one.model.parameters(), other.model.parameters(), strict=True):
+        assert torch.equal(a, b)
+
+
 def test_schedule_by_hand():
     factors = [learning_rate_factor(Settings(steps=10, warmup=0.2), step) for step in range(10)]
     assert factors[:3] == [0.5, 1.0, 8 / 9] and factors[-1] == pytest.approx(1 / 9)
@@ -201,10 +207,7 @@ def test_killed_and_resumed_equals_unkilled(tmp_path, killed_at, settings):
     with pytest.raises(KeyboardInterrupt):
         run(settings, source=Killed(killed_at), state_path=state, state_hash="h")
     assert state.exists() == (killed_at >= 4)
-    resumed = run(settings, state_path=state, state_hash="h")
-    assert without_seconds(resumed.rows) == without_seconds(whole.rows)
-    for a, b in zip(resumed.model.parameters(), whole.model.parameters(), strict=True):
-        assert torch.equal(a, b)
+    assert_same_end(run(settings, state_path=state, state_hash="h"), whole)
 
 
 def test_two_signals_end_it_after_the_step_and_lose_none(tmp_path):
@@ -218,10 +221,7 @@ def test_two_signals_end_it_after_the_step_and_lose_none(tmp_path):
         for one, given in before.items():
             signal.signal(one, given)
     assert read_tensors(kept, state.FORMAT)[1]["steps_done"] == "6"
-    whole, resumed = run(), run(state_path=kept, state_hash="h")
-    assert without_seconds(resumed.rows) == without_seconds(whole.rows)
-    for a, b in zip(resumed.model.parameters(), whole.model.parameters(), strict=True):
-        assert torch.equal(a, b)
+    assert_same_end(run(state_path=kept, state_hash="h"), run())
 
 
 def test_the_log_is_live_and_written_anew_from_the_state(tmp_path):

@@ -195,14 +195,12 @@ def predicted_differences(results: Results) -> pd.DataFrame:
             continue
         found = change(desk, one["run"], one["against"])
         measured = found.estimate
+        printed = "–" if one["published"] is None else f"{one['published']:+g}".replace("+0", "no loss")
         lines.append(
             {
                 "configuration": notation(results, one["run"]),
                 "against": notation(results, one["against"]),
-                "published, %": "–"
-                if one["published"] is None
-                else (f"{one['published']:+g}" if one["published"] else "no loss")
-                + " (Pythia)" * ("Pythia" in one["where"]),
+                "published, %": printed + " (Pythia)" * ("Pythia" in one["where"]),
                 "predicted sign": one["sign"],
                 "measured, %": "–" if measured is None else measured.text(1, signed=True),
                 "seeds": found.note if measured is None else f"{len(measured.seeds)}",
@@ -235,6 +233,16 @@ def best_ngram(results: Results, scale: str) -> str:
     """Perplexity of the best n-gram model of the scale's tokens."""
     models = ngrams(results, scale, 0)
     return text(min(models.values(), default=float("nan")))
+
+
+def repeated(results: Results) -> dict[str, object]:
+    """GPU trainings of scale desk that were repeated on a CPU: its perplexity over the GPU's, and how many steps the
+    one went that was stopped."""
+    lines = read_csv(results.root / "results/desk/repeated.csv")
+    ratios = {one["run"]: float(one["cpu"]) / float(one["gpu"]) for one in lines if one["quantity"] == "perplexity"}
+    steps = [int(one["step"]) for one in lines if one["quantity"] == "train_loss"]
+    changes = ", ".join(f"{notation(results, run)} {100 * (ratio - 1):+.1f} %" for run, ratio in ratios.items())
+    return {"changes": changes, "steps": max(steps, default=0)}
 
 
 def learning_rates(results: Results) -> pd.DataFrame:

@@ -21,6 +21,7 @@ from aero.report.costs import (
     GENERATION,
     OPTIMISED,
     STOCK,
+    Minutes,
     audit,
     figure_15_costs,
     fits,
@@ -32,6 +33,7 @@ from aero.report.costs import (
     wan_minutes,
 )
 from aero.report.results import Results
+from aero.two_party.cost.network import Network
 from aero.two_party.program.optimizations import AS_PUBLISHED, OPTIMIZATIONS, TUNED, toggled
 
 MISSING = "–"
@@ -246,35 +248,40 @@ def complete_passes(results: Results) -> pd.DataFrame:
     )
 
 
+def _minutes_measured(results: Results, found: Mapping[str, tuple[float, float]]) -> tuple[Minutes, Minutes]:
+    """WAN minutes of a whole pass and of a next token of `next_tokens`; the link is `network`'s model."""
+    wan = network(results, "wan") or Network(math.nan, math.nan)
+    return tuple(
+        Minutes(seconds / 60, bytes_ / wan.bytes_per_second / 60, rounds * wan.rtt_ms / 60e3)
+        for seconds, bytes_, rounds in zip(found["seconds"], found["bytes"], found["rounds"], strict=True)
+    )
+
+
 def minutes_of_a_pass(results: Results, row: str) -> dict[str, float]:
     """WAN minutes of an optimised pass of a row of Table 4, in all and by part; of the pass beside which a next token
     was measured, of that token, and of its rounds."""
     cost = row_costs(results, load("aero").tables["4"], row).get(OPTIMISED)
-    whole, wan, measured = wan_minutes(results, cost), network(results, "wan"), next_tokens(results).get(row)
-    if whole is None or wan is None or measured is None:
+    whole, measured = wan_minutes(results, cost), next_tokens(results).get(row)
+    if whole is None or measured is None:
         return dict.fromkeys(("total", "computing", "transfer", "rounds", "slow", "next", "next_rounds"), math.nan)
-    costs = zip(measured["seconds"], measured["bytes"], measured["rounds"], strict=True)
-    slow, later = (wan.latency_seconds(*one) / 60 for one in costs)
-    waiting = measured["rounds"][1] * wan.rtt_ms / 60e3
-    return vars(whole) | {"total": whole.total, "slow": slow, "next": later, "next_rounds": waiting}
+    slow, later = _minutes_measured(results, measured)
+    return vars(whole) | {"total": whole.total, "slow": slow.total, "next": later.total, "next_rounds": later.rounds}
 
 
 def cached_passes(results: Results) -> pd.DataFrame:
-    """A whole pass beside a next token from one row with cached keys and values; the link is `network`'s model."""
-    lines, wan = [], network(results, "wan")
+    """A whole pass beside a next token from one row with cached keys and values."""
+    lines = []
     for row, found in next_tokens(results).items():
-        costs = zip(found["seconds"], found["bytes"], found["rounds"], strict=True)
-        latency = [wan.latency_seconds(*one) if wan else math.nan for one in costs]
-        seconds, rounds = found["seconds"][1], found["rounds"][1] * wan.rtt_ms / 1e3 if wan else math.nan
-        shares = (one / latency[1] for one in (seconds, latency[1] - seconds - rounds, rounds))
+        whole, later = _minutes_measured(results, found)
+        shares = (part / later.total for part in (later.computing, later.transfer, later.rounds))
         lines.append(
             {
                 ROW: row,
                 "GB, whole / next": _beside(*found["bytes"], GB),
                 "computing s, whole / next": _beside(*found["seconds"]),
                 "rounds, whole / next": _beside(*found["rounds"]),
-                "WAN min, whole / next": _beside(*latency, 60),
-                "next: computing / transfer / rounds, %": " / ".join(f"{share:.0%}".rstrip("%") for share in shares),
+                "WAN min, whole / next": _beside(whole.total, later.total),
+                "next: computing / transfer / rounds, %": " / ".join(f"{100 * share:.0f}" for share in shares),
             }
         )
     return pd.DataFrame(lines)

@@ -14,6 +14,7 @@ from matplotlib.axes import Axes
 from matplotlib.cm import ScalarMappable
 from matplotlib.colors import LinearSegmentedColormap, LogNorm, Normalize
 from matplotlib.figure import Figure
+from matplotlib.ticker import MaxNLocator
 from numpy.typing import NDArray
 
 from aero.report.results import Results, Run
@@ -212,7 +213,10 @@ def over_training(
 
 def depth_bar(figure: Figure, panels: Any, layers: int) -> None:
     aspect = 10 * (len(panels) if np.ndim(panels) == 2 else 1)
-    figure.colorbar(ScalarMappable(Normalize(1, layers), DEPTH), ax=panels, label="layer", pad=0.01, aspect=aspect)
+    bar = figure.colorbar(
+        ScalarMappable(Normalize(1, layers), DEPTH), ax=panels, label="layer", pad=0.01, aspect=aspect
+    )
+    bar.locator = MaxNLocator(3, integer=True)
 
 
 def overflow_map(figure: Figure, panel: Axes, results: Results, run: str, title: str) -> None:

@@ -70,7 +70,7 @@ def claims_table(results: Results) -> str:
          "1 second", f"{fused['GB, optimised']} GB (published: {fused['GB, paper']})"),
         _pretrained(results),
         ("every verdict", "`make report`", "1 minute", "`reports/claims.csv` unchanged"),
-        ("private logits agree with PyTorch's, within fixed-point error", "`make test`", "7 to 8 minutes",
+        ("private logits agree with PyTorch's, within fixed-point error", "`make test`", "about 8 minutes",
          "all tests pass"),
     ]  # fmt: skip
     return markdown(pd.DataFrame(lines, columns=["claim", "command", "time", "expected result"]))

@@ -97,7 +97,7 @@ def test_the_authors_loop_agrees_with_our_regulariser(monkeypatch):
 def test_sides_take_turns_and_tell_of_a_failure(monkeypatch):
     monkeypatch.setenv("PYTHONPATH", str(ROOT))
     with timing.side(peak_of, 1, way="matrix", context=256) as matrix, timing.side(json.loads) as none:
-        (found,) = in_turn({"matrix": matrix}, 1)["matrix"]
+        (found,) = in_turn({"matrix": matrix}, 1, warm_ups=0)["matrix"]  # a second step takes memory the first freed
         assert 1e6 < found["peak_bytes"] < 1e8
         with pytest.raises(BrokenProcessPool):
             in_turn({"none": none}, 1)

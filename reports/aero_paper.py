@@ -57,9 +57,10 @@ show.table(
 show.prose(
     "Most runs trained on one GPU. EReg(SM(t)+LN+G), EReg(SM(t)+LN+R), EReg(SM(t)+R), SM(t)+ScFuFFN and the search for "
     "a learning rate ran on 2 CPU cores, their baselines on the GPU. Three GPU trainings were repeated on the CPU; the "
-    "perplexity changed by {changes}. All trainings that diverged at this scale ran on the CPU: SM+R at twice the "
-    "learning rate, one of three seeds of SM+G, two of three of SM+ScFFN, one of two of SM(t)+ScFuFFN. The processor "
-    "is not the likely cause: the third seed of SM+ScFFN was repeated there, and at step {steps:,} had not diverged.",
+    "perplexity changed by {changes}, which no interval includes. All trainings that diverged at this scale ran on the "
+    "CPU: SM+R at twice the learning rate, one of three seeds of SM+G, two of three of SM+ScFFN, one of two of "
+    "SM(t)+ScFuFFN. The processor is not the likely cause: the third seed of SM+ScFFN, repeated on the CPU, had not "
+    "diverged at step {steps:,}.",
     **aero.repeated(results),
 )
 

@@ -7,13 +7,14 @@
 # theory.
 #
 # **What holds here.** Softmax entropy falls as the variance of the logits grows, and the entropy of the ReLU kernel
-# does not. Several printed formulas need correction, and a collapse does not always enlarge the bound on the gradient
-# (Eq. 9). In the small model softmax diverges at large learning rates, and so do the ReLU kernel and, a little later,
-# QK-LayerNorm. The ReLU kernel has a lower sensitivity than softmax in every seed, but trains at even fewer rates.
-# Neither the published values nor their order were recovered. Of the paper's argument the first step, from variance to
-# entropy, holds. The last, from low entropy to unstable training, does not explain these trainings: they fail also
-# with the kernel whose entropy does not depend on the variance. It fits the language model at a large learning rate,
-# where the entropy of softmax collapses and its loss stays higher.
+# does not: what Theorem 5.1 says of collapse is right. Its printed derivative is wrong, several other formulas need
+# correction, and a collapse does not always enlarge the bound on the gradient (Eq. 9). In the small model softmax
+# diverges at large learning rates, and so do the ReLU kernel and, a little later, QK-LayerNorm. The ReLU kernel has a
+# lower sensitivity than softmax in every seed, but trains at even fewer rates. Neither the published values nor their
+# order were recovered. Of the paper's argument the first step, from variance to entropy, holds. The last, from low
+# entropy to unstable training, does not explain these trainings: they fail also with the kernel whose entropy does not
+# depend on the variance. It fits the language model at a large learning rate, where the entropy of softmax collapses
+# and its loss stays higher.
 #
 # **Setting not recovered.** The paper omits the width, residual connections, initialisation, steps and data of its
 # small model. An effect that is missing in a training is therefore *undecided* or *opposite here*, never
@@ -190,9 +191,11 @@ show.figure(
 # %% [markdown]
 # ## Theory
 #
-# Every printed formula is compared with Monte Carlo draws that do not use it. Theorem 5.1 expands the expected entropy
-# of softmax over $N$ logits of variance $\sigma^2$: $\log N - (N-1)\sigma^2/2N$. This holds for a small variance. Its
-# printed derivative does not hold; the one in the last line of its Appendix E.3 does. The ReLU kernel's deviation is
+# Every printed formula is compared with Monte Carlo draws that do not use it. Theorem 5.1 says three things of the
+# expected entropy of softmax over $N$ logits of variance $\sigma^2$. That it falls as $\sigma^2$ grows is true. That it
+# is about $\log N - (N-1)\sigma^2/2N$ is true for a small variance. That its derivative over $\sigma^2$ is
+# $-\mathbb{E}[\sum_i z_i^2 p_i]$ is false: the last line of Appendix E.3 has the right one,
+# $-\mathbb{E}[\mathrm{Var}_p(z)]/2\sigma^2$. The ReLU kernel's deviation is
 # $\pi(\pi-1)/D$ instead of $(\pi^2-1)/D$. Proposition 5.3 assumes that every query sees every key. The derivations
 # are in `docs/variance_sensitivity.md`.
 

@@ -220,8 +220,8 @@ def headline(results: Results) -> dict[str, Any]:
 
     def difference(run: str, against: str) -> str:
         found, published = change(trained, run, against).estimate, printed_changes.get((run, against))
-        shown = "not measured" if found is None else found.text(0, signed=True)
-        return shown if published is None else f"{shown} ({published:+.0f})".replace("(-", "(−")
+        shown = "not measured" if found is None else f"{found.text(0, signed=True)} %"
+        return shown if published is None else f"{shown} (paper: {published:+.0f} %)".replace(": -", ": −")
 
     context = table.dimensions["context"]
     theory = load_theory(results)

@@ -80,11 +80,10 @@ FITS = Path("results/two_party/forensics_fits.csv")
 
 
 CHOICES_IN_WORDS = {
-    "SPU 0.9.2b0 default": "SPU 0.9.2b0 with its defaults",
-    "SPU 0.9.2b0 fraction_15": "15 fraction bits instead of 18",
-    "SPU 0.9.5 default": "SPU 0.9.5 with its defaults",
+    "SPU 0.9.2b0 fraction_15": "15 fraction bits",
+    "SPU 0.9.5 default": "SPU 0.9.5",
     "SPU 0.9.2b0 lsb_error": "products with an error in the last bit",
-    "SPU 0.9.2b0 exp_iters_5": "exponentials of 5 squarings instead of 8",
+    "SPU 0.9.2b0 exp_iters_5": "exponentials of 5 squarings",
     "SPU 0.9.2b0 softspoken_ot": "oblivious transfers by SoftSpoken",
     "SPU 0.9.2b0 pade_exp": "exponentials by Padé's formula",
     "SPU 0.9.2b0 division_per_entry": "a division for each entry of a softmax",
@@ -110,6 +109,16 @@ CHOICES_IN_WORDS = {
     "counted GB at both ends": "every byte twice, where sent and where received",
 }
 """What the choices of the search for the published bytes are, in words."""
+IN_PLACE_OF = {
+    "SPU 0.9.2b0 fraction_15": "18 fraction bits",
+    "SPU 0.9.5 default": "SPU 0.9.2b0",
+    "SPU 0.9.2b0 lsb_error": "exact products",
+    "SPU 0.9.2b0 exp_iters_5": "exponentials of 8 squarings",
+    "SPU 0.9.2b0 softspoken_ot": "oblivious transfers by Ferret",
+    "SPU 0.9.2b0 pade_exp": "exponentials by 8 squarings",
+    "SPU 0.9.2b0 division_per_entry": "a division for each row of a softmax",
+}
+"""Which of SPU 0.9.2b0's defaults a choice replaces."""
 
 
 @cache

@@ -19,6 +19,7 @@ from aero.report.costs import (
     COST_TABLES,
     GB,
     GENERATION,
+    IN_PLACE_OF,
     OPTIMISED,
     STOCK,
     Minutes,
@@ -214,20 +215,20 @@ def communication_fit(results: Results) -> pd.DataFrame:
     chosen = best["configuration"].split("; ")
     lines = [
         {
-            "changed": "nothing: the best fit",
-            "to": "",
+            "in the best fit": "nothing changed",
+            "instead": "",
             "largest residual, %": text(float(best["largest_percent"])),
             "rank": min(by_rank),
         }
     ]
     for rank, line in sorted(by_rank.items()):
         other = line["configuration"].split("; ")
-        differs = [(old, new) for old, new in zip(chosen, other, strict=True) if old != new]
+        differs = [(IN_PLACE_OF.get(new, old), new) for old, new in zip(chosen, other, strict=True) if old != new]
         if len(differs) == 1 or 1 < rank < 5:
             sides = zip(*differs, strict=True)
-            changed, to = ("; ".join(CHOICES_IN_WORDS.get(one, one) for one in side) for side in sides)
+            fitted, instead = ("; ".join(CHOICES_IN_WORDS.get(one, one) for one in side) for side in sides)
             lines.append(
-                {"changed": changed, "to": to}
+                {"in the best fit": fitted, "instead": instead}
                 | {"largest residual, %": text(float(line["largest_percent"])), "rank": rank}
             )
     return pd.DataFrame(lines)
@@ -263,9 +264,11 @@ def minutes_of_a_pass(results: Results, row: str) -> dict[str, float]:
     cost = row_costs(results, load("aero").tables["4"], row).get(OPTIMISED)
     whole, measured = wan_minutes(results, cost), next_tokens(results).get(row)
     if whole is None or measured is None:
-        return dict.fromkeys(("total", "computing", "transfer", "rounds", "slow", "next", "next_rounds"), math.nan)
+        names = ("total", "computing", "transfer", "rounds", "slow", "next", "next_rounds", "share")
+        return dict.fromkeys(names, math.nan)
     slow, later = _minutes_measured(results, measured)
-    return vars(whole) | {"total": whole.total, "slow": slow.total, "next": later.total, "next_rounds": later.rounds}
+    found = {"slow": slow.total, "next": later.total, "next_rounds": later.rounds, "share": later.total / slow.total}
+    return vars(whole) | {"total": whole.total} | found
 
 
 def cached_passes(results: Results) -> pd.DataFrame:

@@ -152,41 +152,6 @@ def test_the_gpu_benchmark_runs_in_small_on_a_cpu(tmp_path):
     assert {line["architecture"] for line in found["overhead"]} == {"EReg(SM(t)+LN+G)", "EReg(SM(t)+ScFuFFN)"}
 
 
-def soak(count, **changes):
-    """Samples of an idle server that holds the same but for `changes`: {column: value by question}."""
-    steady = {"seconds": 2.0, "memory_bytes": 3e8, "descriptors": 12, "sockets": 4, "threads": 2, "processes": 3}
-    rows = []
-    for question in range(1, count + 1):
-        values = {"question": question, "files": 0} | steady | {k: f(question) for k, f in changes.items()}
-        rows.append([values[name] for name in server_soak.COLUMNS])
-    return rows
-
-
-@pytest.mark.parametrize(
-    ("changes", "failed"),
-    [
-        ({}, []),
-        ({"memory_bytes": lambda q: 3e8 - 1e8 / q}, []),  # what the first questions load is no growth
-        ({"memory_bytes": lambda q: 3e8 + 5e4 * q}, ["memory of the server and its fork server"]),
-        ({"descriptors": lambda q: 12 + (q > 900)}, ["descriptors of the idle server"]),
-    ],
-)
-def test_growth_of_a_server_is_seen(changes, failed):
-    cases = server_soak.judge(soak(1000, **changes), 1000)
-    assert [case["name"] for case in cases if case["passed"] != case["count"]] == failed
-
-
-def test_what_a_session_holds_is_counted(tmp_path):
-    code = "import socket, subprocess, sys; s = socket.socket(); print(flush=True); sys.stdin.read()"
-    with subprocess.Popen([sys.executable, "-c", code], stdin=-1, stdout=-1, start_new_session=True) as process:
-        process.stdout.readline()
-        found = server_soak.counted(process.pid, tmp_path)
-        assert list(server_soak.session(process.pid)) == [process.pid]
-        process.stdin.close()
-    assert (found["sockets"], found["processes"], found["threads"], found["files"]) == (1, 1, 1, 0)
-    assert found["memory_bytes"] > 5e6
-
-
 @pytest.mark.slow
 def test_the_server_of_the_soak_answers(tmp_path):
     with server_soak.served(tmp_path) as (serving, model, connect, _):

@@ -125,18 +125,3 @@ def test_a_log_cut_anywhere_is_an_error_unless_only_its_end_is_lost(text, data):
     assert_same_or_error(text[:cut], text)
     if cut < text.index("Link details"):
         assert numbers(text[:cut]) is None
-
-
-@settings(deadline=None, max_examples=100)
-@given(st.sampled_from(SAMPLES), st.data(), st.text(min_size=1, max_size=3))
-def test_other_characters_anywhere_in_a_line_end_in_an_error_or_the_same_numbers(text, data, new):
-    lines = text.splitlines(keepends=True)
-    chosen = data.draw(st.sampled_from(profile_lines(text)))
-    line = lines[chosen]
-    start = line.index("] ", line.index("[api.cc"))
-    at = data.draw(st.integers(start, len(line) - 2))
-    width = data.draw(st.integers(0, 2))
-    # Names and how often an operation ran are said once: nothing contradicts another one.
-    assume(not (" - " in line and at < line.index(", duration")))
-    lines[chosen] = line[:at] + new + line[at + width :]
-    assert_same_or_error("".join(lines), text)

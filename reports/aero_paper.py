@@ -57,10 +57,10 @@ show.table(
 show.prose(
     "Most runs trained on one GPU. EReg(SM(t)+LN+G), EReg(SM(t)+LN+R), EReg(SM(t)+R), SM(t)+ScFuFFN and the search for "
     "a learning rate ran on 2 CPU cores, their baselines on the GPU. Three GPU trainings were repeated on the CPU; the "
-    "perplexity changed by {changes}, which no interval includes. All trainings that diverged at this scale ran on the "
-    "CPU: SM+R at twice the learning rate, one of three seeds of SM+G, two of three of SM+ScFFN, one of two of "
-    "SM(t)+ScFuFFN. The processor is not the likely cause: the third seed of SM+ScFFN, repeated on the CPU, had not "
-    "diverged at step {steps:,}.",
+    "perplexity changed by {changes}; the intervals do not account for this. All trainings that diverged at this scale "
+    "ran on the CPU: SM+R at twice the learning rate, one of three seeds of SM+G, two of three of SM+ScFFN, one of "
+    "three of SM(t)+ScFuFFN. The processor is not the likely cause: the third seed of SM+ScFFN, repeated on the CPU, "
+    "had not diverged at step {steps:,}.",
     **aero.repeated(results),
 )
 
@@ -156,8 +156,8 @@ show.figure(
 show.figure(
     aero_entropy.figure_3a(desk),
     "Heads per quarter of the maximum entropy",
-    "Mean over seeds, also those that diverged, against three maxima. Triangles: where the published fraction of the "
-    "last quarter begins, or of the first ends.",
+    "Mean over seeds, also those that diverged, against three maxima. Black lines: where the published fraction "
+    "of the last quarter begins, or of the first ends.",
     sources=DESK["entropy"],
     published="aero/figure3a",
 )
@@ -321,7 +321,7 @@ show.figure(
 show.figure(
     aero_entropy.figure_18(results),
     "Heads per quarter by the margin γ",
-    "Mean over seeds. Triangles: published. The head with the largest entropy is always in the last quarter of the "
+    "Mean over seeds. Black lines: published. The head with the largest entropy is always in the last quarter of the "
     "observed maximum, so fewer than one head in all is impossible.",
     sources=ENTROPY,
     published="aero/figure18",

@@ -43,7 +43,7 @@ METRICS, ENTROPY, CURVES = ([f"results/{results.scale}/{name}.jsonl"] for name i
 show.figure(
     aero_entropy.guided_figure_2(results),
     "Entropy of every head, fewer nonlinearities",
-    "First seed. Yellow is overload, dark blue collapse.",
+    f"Scale {results.scale}, first seed. Yellow is overload, dark blue collapse. At scale desk SM does not collapse.",
     sources=ENTROPY,
     published="entropy_guided/figure2",
 )

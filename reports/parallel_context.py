@@ -82,8 +82,8 @@ show.figure(
 show.figure(
     parallel_figures.figure_layers(results),
     "Layers of the pretrained model",
-    "One line per task, solid to dotted in the order above. Panels of keys and values: their norms at the largest P "
-    "over those of the same tokens in full attention. A low entropy may be a sink: where entropy is low, the first "
+    "Lines: means over the tasks; bands: their range. Panels of keys and values: their norms at the largest P over "
+    "those of the same tokens in full attention. A low entropy may be a sink: where entropy is low, the first "
     "tokens take most of the attention. GPT-2 (SM+LN+G): as trained here at scale desk, on 128 tokens; its layers are "
     "spread over the same depth.",
     sources=[*RESULTS, "results/desk/entropy.jsonl"],

@@ -246,9 +246,9 @@ show.table(
 # %%
 show.prose(
     "An optimised pass of `SM+ScFuFFN` takes {total:.1f} minutes on the WAN: {computing:.1f} of computing, "
-    "{transfer:.1f} of transfer and {rounds:.1f} of rounds. A next token with cached keys and values takes {share:.2f} "
-    "of a pass's time: {next:.1f} minutes ({next_rounds:.1f} of them rounds) beside {slow:.1f}, measured together on a "
-    "slower machine (table of next tokens below).",
+    "{transfer:.1f} of transfer and {rounds:.1f} of rounds. A next token with cached keys and values takes about "
+    "{next:.1f} minutes, {next_rounds:.1f} of them rounds. It was measured beside a whole pass on a slower machine, "
+    "{slow_next:.1f} and {slow:.1f} minutes (table of next tokens below); its computing is scaled as that of the pass.",
     **tables.minutes_of_a_pass(results, "SM+ScFuFFN"),
 )
 
@@ -297,6 +297,7 @@ show.table(
 #
 # Two optimizations of the program approximate a function, GELU or the exponential; the others are exact up to
 # fixed-point rounding. Fewer squarings and bounded reciprocals approximate too, and are not part of it.
+# The program was chosen for bytes: row tiles, for example, save bytes and cost seconds.
 
 # %%
 show.prose(

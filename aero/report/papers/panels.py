@@ -14,6 +14,7 @@ from matplotlib.axes import Axes
 from matplotlib.cm import ScalarMappable
 from matplotlib.colors import LinearSegmentedColormap, LogNorm, Normalize
 from matplotlib.figure import Figure
+from matplotlib.patheffects import withStroke
 from matplotlib.ticker import MaxNLocator
 from numpy.typing import NDArray
 
@@ -111,6 +112,10 @@ def heatmaps(
     return figure
 
 
+PRINTED: dict[str, Any] = {"marker": "|", "markersize": 11, "markeredgewidth": 1.8, "color": INK, "linestyle": "none"}
+PRINTED["path_effects"] = [withStroke(linewidth=4, foreground=PAPER)]
+
+
 def quarter_bars(
     results: Results,
     runs: Sequence[str],
@@ -120,8 +125,8 @@ def quarter_bars(
 ) -> Figure:
     """Fraction of heads per quarter of each maximum, mean over seeds; one bar a run, one panel a maximum.
 
-    printed: (run, quarters, fraction) of the paper. In the panel of the observed maximum, a triangle marks where the
-    last quarter begins or the first ends.
+    printed: (run, quarters, fraction) of the paper. In the panel of the observed maximum, a line across the bar marks
+    where the last quarter begins or the first ends.
     """
     figure, panels = subplots(1, len(maxima), height=0.88 + 0.17 * len(runs), sharey=True)
     panels = np.atleast_1d(panels)
@@ -142,7 +147,7 @@ def quarter_bars(
         for run, quarters, value in printed if maximum == "observed" else ():
             edge = {(3,): 1 - value, (0,): value}.get(quarters)
             if edge is not None and run in runs:
-                panel.plot([edge], [list(runs).index(run) - 0.47], marker="v", color=INK, markersize=5, clip_on=False)
+                panel.plot([edge], [list(runs).index(run)], **PRINTED)
         panel.set_title(MAXIMA[maximum])
         panel.set_xlim(0, 1)
         panel.set_xticks([0, 0.25, 0.5, 0.75, 1], ["0", "¼", "½", "¾", "1"])
@@ -154,7 +159,7 @@ def quarter_bars(
         panels[0].barh(-5, 1, color=colour, label=name) for colour, name in zip(QUARTER_COLOURS, QUARTERS, strict=True)
     ]
     if printed:
-        handles += panels[0].plot([], [], marker="v", color=INK, linestyle="none", label="published")
+        handles += panels[0].plot([], [], **PRINTED, label="published")
     figure.legend(handles=handles, loc="outside upper center", ncols=5, frameon=False)
     return figure
 

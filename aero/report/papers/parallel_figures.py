@@ -242,7 +242,8 @@ LAYERS = {
 
 
 def figure_layers(results: Results) -> Figure:
-    """Sizes by layer at full attention and at the largest P, a line per task; norms as ratios of the same tokens.
+    """Sizes by layer at full attention and at the largest P, mean and range over tasks; norms as ratios of the same
+    tokens.
 
     Beside the entropies, those of the papers' GPT-2 at scale desk.
     """
@@ -253,16 +254,18 @@ def figure_layers(results: Results) -> Figure:
     for axes, (what, words) in zip(panels.flat, LAYERS.items(), strict=True):
         axes.set_ylabel(words)
         axes.grid(color=GRID)
-        for task, style in zip(model.tasks, ("-", "--", ":", "-.", (0, (1, 1))), strict=False):
-            most = Setting(max(model.segments(task)))
-            if what.startswith(("key", "value")):
-                lines = {"naive": _ratio(model, task, most, what)}
-            else:
-                lines = {None: model.layers(task, Setting(1), what), "naive": model.layers(task, most, what)}
-            for method, values in lines.items():
-                if values is not None:
-                    colour = COLOURS.get(method, MUTED)
-                    axes.plot(range(1, len(values) + 1), values, color=colour, linestyle=style, linewidth=0.9)
+        most = {task: Setting(max(model.segments(task))) for task in model.tasks}
+        if what.startswith(("key", "value")):
+            lines = {"naive": [_ratio(model, task, setting, what) for task, setting in most.items()]}
+        else:
+            lines = {None: [model.layers(task, Setting(1), what) for task in most]}
+            lines["naive"] = [model.layers(task, setting, what) for task, setting in most.items()]
+        for method, found in lines.items():
+            tasks = np.array([values for values in found if values is not None])
+            if tasks.size:
+                depths, colour = range(1, tasks.shape[1] + 1), COLOURS.get(method, MUTED)
+                axes.plot(depths, tasks.mean(axis=0), color=colour)
+                axes.fill_between(depths, tasks.min(axis=0), tasks.max(axis=0), color=colour, alpha=0.2, linewidth=0)
     for axes in panels[1]:
         axes.set_xlabel("layer")
     handles = [Line2D([], [], color=MUTED, label="full attention")]

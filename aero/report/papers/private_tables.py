@@ -260,14 +260,15 @@ def _minutes_measured(results: Results, found: Mapping[str, tuple[float, float]]
 
 def minutes_of_a_pass(results: Results, row: str) -> dict[str, float]:
     """WAN minutes of an optimised pass of a row of Table 4, in all and by part; of the pass beside which a next token
-    was measured, of that token, and of its rounds."""
+    was measured, and of that token; and of that token with its computing scaled as that of the pass, and its rounds."""
     cost = row_costs(results, load("aero").tables["4"], row).get(OPTIMISED)
     whole, measured = wan_minutes(results, cost), next_tokens(results).get(row)
     if whole is None or measured is None:
-        names = ("total", "computing", "transfer", "rounds", "slow", "next", "next_rounds", "share")
+        names = ("total", "computing", "transfer", "rounds", "slow", "slow_next", "next", "next_rounds")
         return dict.fromkeys(names, math.nan)
     slow, later = _minutes_measured(results, measured)
-    found = {"slow": slow.total, "next": later.total, "next_rounds": later.rounds, "share": later.total / slow.total}
+    scaled = later.total - later.computing * (1 - whole.computing / slow.computing)
+    found = {"slow": slow.total, "slow_next": later.total, "next": scaled, "next_rounds": later.rounds}
     return vars(whole) | {"total": whole.total} | found
 
 

@@ -43,9 +43,9 @@ show.table(
 # 3. SM+R, which has no LayerNorm, does better than the GELU baseline, and SM trains in every seed. Both are against the
 #    paper, and shown for small models at one learning rate only. At twice the rate SM+R diverges and SM+LN+G is worse
 #    than SM+ScFuFFN, on fewer tokens.
-# 4. Regularised, with penalty and temperature, SM+ScFuFFN gains less than the noise between seeds. With LayerNorm
-#    (SM+LN+G, SM+LN+R) both raise perplexity, against the papers. SM+R gains: EReg(SM(t)+R) is below the GELU baseline
-#    (two seeds); version 3 of AERO claims no loss.
+# 4. Regularised, with penalty and temperature, SM+ScFuFFN gains less than the noise between seeds: the temperature
+#    raises its perplexity, the penalty lowers it again. With LayerNorm (SM+LN+G, SM+LN+R) both together raise
+#    perplexity, against the papers. SM+R gains: EReg(SM(t)+R) is below the GELU baseline (two seeds).
 # 5. At the papers' width, SM+G, SM+R and SM+ScFuFFN stopped within 50 steps: the gradient of the last layer was not
 #    finite. The models with LayerNorm train. These trainings use bfloat16, those of scale desk float32; whether the
 #    precision is the cause was not tested.

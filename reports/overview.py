@@ -33,8 +33,8 @@ show.prose(
     "4. **Training: partly reproduced, in small models** (width {width}, {tokens:.1f}M tokens, {seeds}). Against "
     "`SM+LN+G`, perplexity changes by {no_layer_norm} in `SM+R`, {softmax_alone} in `SM` (paper: diverged) and "
     "{softmax_only} in `SM+ScFuFFN`. Penalty and temperature change that of `SM+LN+G` by "
-    "{regularised_layer_norm}, of `SM+ScFuFFN` by {regularised} and of `SM+R` by {regularised_relu} (no "
-    "paper value). {warning}At the papers' width `SM+R` and `SM+ScFuFFN` diverged (one seed).\n"
+    "{regularised_layer_norm}, of `SM+ScFuFFN` by {regularised} and of `SM+R` by {regularised_relu} (paper: "
+    "–). {warning}At the papers' width `SM+R` and `SM+ScFuFFN` diverged (one seed).\n"
     "5. **Theory: collapse confirmed, its formula wrong.** Softmax entropy falls as the variance of the logits grows, "
     "as Theorem 5.1 of Variance Sensitivity says. The derivative it prints is wrong in {wrong_slopes} of {slopes} "
     "cases. Entropy log T = {log_t:.2f} cannot be reached under a causal mask: the bound at T=128 is {causal:.2f}.",

@@ -3,8 +3,14 @@
 #
 # *Entropy-Guided Attention for Private LLMs* (arXiv 2501.03489) explains AERO's models by entropy. Without LayerNorm
 # and activations, heads of early layers stay at high entropy (overload), and entropy in deep layers falls to zero
-# (collapse). A learned temperature and a penalty on entropies far from a learned threshold keep entropies in between,
-# and perplexity falls.
+# (collapse). A learned temperature and a penalty on entropies far from a learned threshold are to keep entropies in
+# between and to lower perplexity.
+#
+# **What holds here.** At scale desk (chapter AERO, [differences in
+# perplexity](#differences-in-perplexity-predicted-and-measured)) the penalty raises the perplexity of models with
+# LayerNorm, against the papers. Without LayerNorm it helps SM+R, and its effect on SM+ScFuFFN is smaller than the
+# noise. The verdicts rest on scale desk. The tables below are of scale laptop, which decides nothing: there the same
+# penalty lowers the perplexity of SM+ScFuFFN.
 #
 # Most of its tables and figures are also in AERO's paper. They are shown in that chapter:
 #

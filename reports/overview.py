@@ -19,7 +19,7 @@ numbers = claims.headline(results)
 
 # %%
 show.prose(
-    "1. **Bytes: reproduced.** The papers do not state how they configured SPU, their framework for two-party "
+    "1. **Bytes: explained.** The papers do not state how they configured SPU, their framework for two-party "
     "computation. One configuration gives all {rows} printed GB within {residual:.2f} %: version 0.9.2b0, tanh GELU, "
     "secret-shared weights. In it, AERO's cheapest row (`SM+ScFuFFNi_6`) saves {saving_fitted:.2f}x, and in stock SPU "
     "0.9.5, which sends fewer bytes, {saving_stock:.2f}x; printed: {saving:.2f}x.\n"
@@ -33,9 +33,9 @@ show.prose(
     "perplexity, % (printed): `SM+R` over `SM+LN+G` {no_layer_norm}; `SM+ScFuFFN` over `SM+LN+G` {softmax_only}; "
     "`EReg(SM(t)+ScFuFFN)` over `SM+ScFuFFN` {regularised}; `EReg(SM(t)+LN+G)` over `SM+LN+G` "
     "{regularised_layer_norm}. {warning}At the papers' width `SM+R` and `SM+ScFuFFN` diverged (one seed each).\n"
-    "5. **Theory: needs correction.** The printed derivative of Theorem 5.1 (Variance Sensitivity) is wrong in "
-    "{wrong_slopes} of {slopes} cases. Entropy log T = {log_t:.2f} cannot be reached under a causal mask: the bound at "
-    "T=128 is {causal:.2f}.",
+    "5. **Theory: needs correction.** Softmax entropy falls with the variance of the logits, as Variance Sensitivity "
+    "says, but the derivative that its Theorem 5.1 prints is wrong in {wrong_slopes} of {slopes} cases. "
+    "Entropy log T = {log_t:.2f} cannot be reached under a causal mask: the bound at T=128 is {causal:.2f}.",
     warning="No verdict rests on them: the baseline does not beat n-gram models there. " if numbers["gate"] else "",
     **numbers,
 )
@@ -56,7 +56,7 @@ show.figure(
     aero.perplexity_changes(results.at(numbers["scale"])),
     "What it costs in perplexity",
     "Perplexities of different corpora do not compare; their ratios to one baseline do. Published at the papers' size, "
-    f"measured at scale {numbers['scale']} (small models, described in the next chapter).",
+    f"measured at scale {numbers['scale']} (small models, described in the next chapter). SM diverged in the paper.",
     sources=[f"results/{numbers['scale']}/metrics.jsonl"],
 )
 
@@ -66,10 +66,9 @@ show.figure(
 # - A configuration of SPU that explains all published bytes, and a proof that some published minutes are impossible.
 # - A private program that sends about a fifth of the published bytes. It folds feed-forward networks into attention,
 #   computes softmax on the causal half, and multiplies by weights outside SPU.
-# - Private answers from two processes over TLS (`aero serve`, `aero ask`), checked against PyTorch. Models are
-#   trained here, or Hugging Face folders of GPT-2, GPT-NeoX and Llama. With cached keys and values a later token sends
-#   a small part of a whole pass's bytes, in nearly as many rounds
-#   ([a next token](#a-next-token-with-cached-keys-and-values)).
+# - Private answers from two processes over TLS (`aero serve`, `aero ask`), of models trained here and of Hugging Face's
+#   GPT-2, GPT-NeoX and Llama. With cached keys and values
+#   [a later token](#a-next-token-with-cached-keys-and-values) sends a small part of a whole pass's bytes.
 # - The savings under two further protocols, SEMI2K and ABY3, and our costs beside other systems'.
 # - Entropy and its regulariser for any causal Hugging Face model (`aero entropy`, `EntropyRegularizer`).
 

@@ -20,7 +20,7 @@
 # Tables compare four numbers:
 #
 # - **paper**: what AERO prints.
-# - **reproduced**: operations measured under SPU 0.9.2b0 in the one configuration that fits all published rows. It
+# - **reproduced**: operations measured under SPU 0.9.2b0 in the configuration that fits the published rows best. It
 #   computes logits at every position; stock SPU and optimised compute only the last.
 # - **stock SPU**: the network as its paper defines it, under SPU 0.9.5, with weights owned by the server.
 # - **optimised**: the same network in this project's program, also under SPU 0.9.5. Folding a feed-forward network into
@@ -46,7 +46,7 @@ COMPOSE = "python -m stages.two_party_all"
 # %% [markdown]
 # ## Bytes
 #
-# The published bytes are reproduced. GELU and softmax account for most of them.
+# One configuration explains the published bytes. GELU and softmax account for most of them.
 
 # %%
 show.figure(
@@ -103,10 +103,13 @@ show.table(
 # %% [markdown]
 # ## How the fit was found
 #
-# The papers do not state the configuration. The bytes of every combination of version, setting and program were
-# composed from measured operations and compared with all published rows (`docs/communication_fit.md`). The best: SPU
-# 0.9.2b0 with its defaults, secret-shared weights, tanh GELU, exponentials clipped below -14, Q, K and V in one
-# product, token ids looked up in secret, logits of all positions, and a final LayerNorm in every row.
+# The papers do not state the configuration. The bytes of every combination of ten choices were composed from measured
+# operations and compared with all published rows (`docs/communication_fit.md`). The best: SPU 0.9.2b0 with its
+# defaults, secret-shared weights, tanh GELU, exponentials clipped below -14, Q, K and V in one product, token ids
+# looked up in secret, logits of all positions, a final LayerNorm in every row, scaling factors that cost no bytes, and
+# GB of 10⁹ bytes in both directions. It is the best fit, not the only good one. Version, GELU and shared weights are
+# certain, because others come nowhere near. One product for Q, K and V, the fraction bits and the final LayerNorm
+# matter little.
 
 # %%
 show.figure(
@@ -121,7 +124,8 @@ show.figure(
 show.table(
     tables.communication_fit(results),
     "The four best fits, and the best with one choice changed",
-    "Largest residual over all 35 rows. The rank is among all combinations of the choices.",
+    "Largest residual over all 35 rows. What is not named stays as in the best fit. The rank is among all combinations "
+    "of the choices.",
     sources=[FITS],
     command="python -m benchmarks.forensics",
 )
@@ -129,9 +133,10 @@ show.table(
 # %% [markdown]
 # ## How much of the saving is the architecture's
 #
-# The baseline's GELU is unoptimised. A GELU of three polynomial segments, known since BumbleBee, costs a third of the
-# bytes of SPU's own. If the baseline uses that GELU, the saving is about half as large. If both sides are fully
-# optimised, it is larger than published, but fusing or pruning the feed-forward networks adds nothing to it.
+# AERO says that its baseline computes GELU by polynomials in segments. The published bytes are those of SPU's own,
+# unoptimised GELU. A GELU of three polynomial segments, known since BumbleBee, costs a third of its bytes. If the
+# baseline uses that GELU, the saving is about half as large. If both sides are fully optimised, it is larger than
+# published, but fusing or pruning the feed-forward networks adds nothing to it.
 
 # %%
 show.figure(
@@ -155,7 +160,7 @@ show.figure(
     "Perplexity against communication",
     f"Runs of GPT-2's architecture, trained at scale {desk.scale} (d=128); bytes of the optimised program at GPT-2's "
     "size (d=768). No other run beats those on the line in both.",
-    sources=ROWS,
+    sources=["results/two_party/ops.csv", f"results/{desk.scale}/metrics.jsonl"],
     command="aero cost --pareto",
 )
 
@@ -234,7 +239,8 @@ show.table(
 show.figure(
     figures.minutes_by_part(results),
     "Modelled minutes of a forward pass",
-    "Computing of two processes on 2 cores, transfer, and rounds, all measured in one session. Diamond: the paper.",
+    "Computing of two processes on 2 cores, transfer, and rounds, measured in one session. Diamond: the paper's "
+    "minutes.",
     sources=ROWS,
     command=COMPOSE,
 )
@@ -249,8 +255,9 @@ show.figure(
 )
 
 # %% [markdown]
-# Seconds compare within a table only, because some later tables were measured on slower machines. Those above and on
-# the first page are the ones to quote.
+# The seconds above and on the first page are sums over a pass's operations, all measured in one session: these are the
+# ones to quote. Later tables repeat some passes on slower machines, or whole; compare their seconds only within a
+# table.
 #
 # The latency on a network is modelled:
 #
@@ -278,7 +285,8 @@ show.table(
 show.prose(
     "On held-out prompts of small trained models its logits differ from PyTorch's by at most {optimised:.2g} (stock "
     "SPU: {stock:.2g}); at GPT-2's size, with random weights, by at most {optimised_at_size:.2g} "
-    "({stock_at_size:.2g}). The tables below list single measurements, of other prompts and trainings.",
+    "({stock_at_size:.2g}). The first two numbers come from the table *Held-out prompts*, the others from *Complete "
+    "passes at GPT-2's size*.",
     **tables.largest_logit_errors(results),
 )
 
@@ -334,7 +342,7 @@ show.table(
 # %% [markdown]
 # ## Complete passes
 #
-# The cost of a row is the sum over its operations. Complete passes check this sum.
+# The cost of a row is the sum over its operations, in GB and in seconds. Complete passes check this sum.
 
 # %%
 show.table(
@@ -360,7 +368,7 @@ show.table(
     "A next token with cached keys and values",
     "A whole pass over 128 tokens (SmolLM2-135M: 16) and the costlier of the last two tokens from the cache; in "
     "brackets their ratio. Compare within this table only: its seconds are of slower machines, and its WAN "
-    "(100 Mbit/s, 80 ms) sends one direction at a time.",
+    "(100 Mbit/s, 80 ms) sends one direction at a time. Last column: where the minutes of the next token go.",
     sources=["results/two_party/generation.csv"],
     command="python -m benchmarks.generation SM+ScFuFFN SM+LN+R SM+LN+G",
 )

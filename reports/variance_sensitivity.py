@@ -10,8 +10,8 @@
 # does not. Several printed formulas need correction, and a collapse does not always enlarge the bound on the gradient
 # (Eq. 9). In the small model softmax diverges at large learning rates, and so do the ReLU kernel and, a little later,
 # QK-LayerNorm. The ReLU kernel has a lower sensitivity than softmax in every seed, but trains at even fewer rates.
-# Neither the published values nor their order were recovered. So the first step of the paper's argument, from variance
-# to entropy, holds. The last, from low entropy to unstable training, does not explain these trainings: they fail also
+# Neither the published values nor their order were recovered. Of the paper's argument the first step, from variance to
+# entropy, holds. The last, from low entropy to unstable training, does not explain these trainings: they fail also
 # with the kernel whose entropy does not depend on the variance. It fits the language model at a large learning rate,
 # where the entropy of softmax collapses and its loss stays higher.
 #
@@ -44,8 +44,8 @@ show.table(
     variance_sensitivity.table_1(results),
     "Sensitivity to the learning rate",
     "Measured: losses clipped at the initial loss, then averaged over five seeds; brackets: 95 % bootstrap interval. "
-    "A rate trains if its final loss is below half of that of predicting 0. A low value can mean that a core "
-    "hardly learns at any rate.",
+    "The column after it: the other order. A rate trains if its final loss is below half of that of predicting 0; "
+    "their number is a mean over seeds. A low value can mean that a core hardly learns at any rate.",
     sources=SWEEP,
     command=TRAIN,
     published="variance_sensitivity/table1",

@@ -40,7 +40,7 @@ from aero.report.tables import perplexities
 FIGURE_1_ROWS = ("SM+LN+G", "SM+LN+R", "SM+ScFFN", "SM+ScFuFFN", "SM+ScFuFFNi_6", "SOTA(SM+ScFuFFNi_1)")
 TABLE_1 = ("SM+LN+G", "SM+LN+R", "SM+LN", "SM+G", "SM+R", "SM")
 CHANGES = (
-    *(("2", row) for row in ("SM+LN+R", "SM+R", "SM+G")),
+    *(("2", row) for row in ("SM+LN+R", "SM+R", "SM+G", "SM")),
     *(("4", row) for row in ("SM+ScFFN", "SM+ScFuFFN", "SM+ScFuFFNi_6")),
     *(("4", f"EReg(SM(t)+{row})") for row in ("ScFuFFN", "ScFuFFNi_6")),
     ("4", "SOTA(SM+ScFFN)"),
@@ -113,8 +113,10 @@ def figure_1(results: Results) -> Figure:
                 if value is not None:
                     height = place + (number - (len(own) - 1) / 2) * 0.9 / len(own)
                     panel.barh(height, value, 0.82 / len(own), color=colour)
-                    panel.text(value, height, f" {float(f'{value:.2g}'):g}", va="center")
-    for panel, title in zip(panels, ("GB", "minutes, WAN", "perplexity / SM+LN+G's"), strict=True):
+                    if colour != AS_PUBLISHED:  # its number, next to that of the paper, is nearly the same
+                        shown = f" {value:.2f}" if len(own) == 2 else f" {value:.2g}"
+                        panel.text(value, height, shown, va="center")
+    for panel, title in zip(panels, ("GB", "minutes, WAN", "perplexity ratio"), strict=True):
         panel.set_title(title)
         panel.grid(axis="x")
         panel.margins(x=0.14)
@@ -129,13 +131,16 @@ def figure_1(results: Results) -> Figure:
 
 
 def figure_3b(results: Results) -> Figure:
-    """Evaluation loss of Table 2's configurations over training: mean and range over seeds, the loss axis zoomed."""
+    """Evaluation loss of Table 2's configurations over training: mean and range over the seeds that did not diverge,
+    the loss axis zoomed."""
     figure, axes = subplots(height=1.7)
     ends = []
     for run in TABLE_2_RUNS:
-        curves = [trained.series("eval_loss") for trained in results.seeds(run)]
-        failed = any(trained.diverged for trained in results.seeds(run))
-        mean = mean_and_range(axes, curves, color=SERIES[run], label=notation(results, run) + " (diverged)" * failed)
+        seeds = results.seeds(run)
+        whole = [one for one in seeds if not one.diverged]
+        diverged, curves = len(seeds) - len(whole), [one.series("eval_loss") for one in whole or seeds]
+        label = notation(results, run) + f" ({diverged} of {len(seeds)} diverged)" * bool(diverged)
+        mean = mean_and_range(axes, curves, color=SERIES[run], label=label)
         ends.extend(mean.iloc[-1:])
     if not ends:
         no_data(axes, "not trained at this scale")
@@ -143,15 +148,15 @@ def figure_3b(results: Results) -> Figure:
     low, high = min(ends), sorted(ends)[-2:][0]
     axes.set_ylim(low - 0.1, high + ZOOM)
     axes.set_xlabel("training step")
-    axes.set_ylabel("evaluation loss, nats per token")
+    axes.set_ylabel("loss, nats")
     axes.grid(axis="y")
-    axes.legend(frameon=False, ncols=2)
+    figure.legend(loc="outside right center", frameon=False)
     return figure
 
 
 def perplexity_changes(results: Results) -> Figure:
     """Perplexity over that of SM+LN+G: published, and measured with its 95 % t-interval over seeds."""
-    figure, axes = subplots(height=2.4)
+    figure, axes = subplots(height=2.25)
     measured = "measured, line: 95 % interval over seeds"
     for place, (number, name) in enumerate(CHANGES):
         table = load("aero").tables[number]

@@ -160,7 +160,11 @@ figure_13 = partial(
     height=1.5,
 )
 figure_14 = partial(
-    over_training, runs=(*STABILISED_RUNS, REGULARISED), names=_lettered(*STABILISED, "entropy reg."), columns=4
+    over_training,
+    runs=(*STABILISED_RUNS, REGULARISED),
+    names=_lettered(*STABILISED, "entropy reg."),
+    columns=4,
+    height=1.25,
 )
 figure_16 = partial(
     quarter_bars, runs=PRUNED_RUNS, names=("none pruned", *(f"{n} pruned" for n in range(1, 8))), maxima=_BOTH

@@ -134,7 +134,7 @@ def quarter_bars(
                 np.mean(seeds, axis=0) if seeds else (), QUARTER_COLOURS, "wwkk", strict=False
             ):
                 panel.barh(place, fraction, 0.72, left=left, color=colour, edgecolor=PAPER, linewidth=0.6)
-                if fraction >= 0.14:
+                if fraction >= 0.07 * len(maxima):
                     middle = left + fraction / 2
                     panel.text(middle, place, f"{fraction:.0%}", ha="center", va="center", color=ink)
                 left += fraction
@@ -211,7 +211,8 @@ def over_training(
 
 
 def depth_bar(figure: Figure, panels: Any, layers: int) -> None:
-    figure.colorbar(ScalarMappable(Normalize(1, layers), DEPTH), ax=panels, label="layer", pad=0.01, aspect=30)
+    aspect = 10 * (len(panels) if np.ndim(panels) == 2 else 1)
+    figure.colorbar(ScalarMappable(Normalize(1, layers), DEPTH), ax=panels, label="layer", pad=0.01, aspect=aspect)
 
 
 def overflow_map(figure: Figure, panel: Axes, results: Results, run: str, title: str) -> None:

@@ -240,7 +240,7 @@ Effect = Estimate | None
 
 def _of_model(quantity: Callable[..., dict[str, Effect] | dict[str, Any]]) -> Callable[..., Measurement]:
     """Make a measurement of the effects by task that `quantity` returns for the tasks that pass the gate; a key `notes`
-    holds further evidence."""
+    holds further evidence, a key `what` says what the numbers are."""
 
     @functools.wraps(quantity)
     def measure(results: Results, **parameters: Any) -> Measurement:
@@ -250,11 +250,11 @@ def _of_model(quantity: Callable[..., dict[str, Effect] | dict[str, Any]]) -> Ca
             return Measurement("", SCALE, missing="not measured: make parallel")
         closed = {task: why for task in wanted if (why := gate(model, task))}
         found = quantity(model, [task for task in wanted if task not in closed], **parameters)
-        notes = [f"{model.path}, {model.about['model']}", *found.pop("notes", [])]
+        notes, what = [f"{model.path}, {model.about['model']}", *found.pop("notes", [])], found.pop("what", "")
         effects = {task: effect for task, effect in found.items() if effect is not None}
         notes += [f"{task} left out: {why}" for task, why in closed.items()]
         return Measurement(
-            ", ".join(f"{task} {effect.text(2)}" for task, effect in effects.items()),
+            what + ", ".join(f"{task} {effect.text(2)}" for task, effect in effects.items()),
             SCALE,
             "; ".join(notes),
             effects=effects,
@@ -363,7 +363,7 @@ def best_k(model: Measured, tasks: list[str]) -> dict[str, Any]:
             shown.append(f"{task}: " + ", ".join(f"K={k} {scores[k].mean:.1f}" for k in means))
     last = best.get("pairs")
     found = {task: exact(float(k - last)) for task, k in best.items() if last and task != "pairs"}
-    return found | {"notes": shown}
+    return found | {"notes": shown, "what": "best K minus that of pairs: "}
 
 
 def cost_of_segments(results: Results, percent: float) -> Measurement:

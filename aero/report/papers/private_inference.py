@@ -14,6 +14,7 @@ from matplotlib.figure import Figure
 
 from aero.architecture import parse
 from aero.config import Parameters
+from aero.config import load as load_parameters
 from aero.published import PEERS, load
 from aero.records import read_csv
 from aero.report import show
@@ -30,7 +31,6 @@ from aero.report.costs import (
     parts,
     published_bound,
     row_costs,
-    row_family,
     saving,
     wan_minutes,
 )
@@ -90,10 +90,15 @@ def _stacked(
     figure, axes = show.subplots(height=0.8 + 0.27 * len(bars), layout=None)
     names = list(dict.fromkeys(name for name, *_ in bars))
     places = [place + 0.35 * names.index(name) for place, (name, *_) in enumerate(bars)]
-    left = [0.0] * len(bars)
+    left, largest = [0.0] * len(bars), max(sum(amounts[kind] for kind in kinds) for *_, amounts in bars)
     for kind, colour in zip(kinds, colours, strict=True):
         widths = [amounts[kind] for *_, amounts in bars]
         axes.barh(places, widths, left=left, height=0.8, color=colour, label=kind, edgecolor=show.PAPER, lw=0.4)
+        if printed:
+            for place, width, start in zip(places, widths, left, strict=True):
+                if width > 0.035 * largest:
+                    ink = "white" if colour == show.MUTED else "black"
+                    axes.text(start + width / 2, place, text(width, 2), ha="center", va="center", color=ink)
         left = [start + width for start, width in zip(left, widths, strict=True)]
     if printed:
         values = [printed[name] for name, *_ in bars]
@@ -103,7 +108,7 @@ def _stacked(
     axes.set_yticks(places, [f"{name}, {PROGRAM_NAMES[program]}" for name, program, _ in bars])
     axes.tick_params(axis="y", length=0)
     axes.invert_yaxis()
-    axes.set_xlim(0, max(left) * 1.08)
+    axes.set_xlim(0, largest * 1.08)
     axes.grid(axis="x")
     axes.set_xlabel(label)
     axes.legend(ncols=len(kinds) + bool(printed), loc="lower left", bbox_to_anchor=(-0.35, 1), frameon=False,
@@ -252,16 +257,12 @@ def with_front(found: Iterable[Point]) -> list[Point]:
 
 def pareto(results: Results) -> Figure:
     """Runs of GPT-2 at T=128: perplexity at the report's scale against GB of the optimised program."""
-    table, found = load("aero").tables["4"], []
-    sizes = table.dimensions
-    for name, run in compared_runs(results).items():
-        by_seed = results.perplexity(name)
-        here = (run.get("model", "gpt2"), run.get("context", 128)) == (sizes["model"], sizes["context"])
-        cost = results.cost(run["architecture"], OPTIMISED, sizes["context"], row_family(results, table, "SM+LN+G"))
-        if by_seed and cost is not None and here and not run.get("regularizer"):
-            mean = sum(by_seed.values()) / len(by_seed)
-            found.append(Point(name, run["architecture"], mean, tuple(by_seed), cost.bytes, 0.0))
-    return draw_pareto(with_front(found), "", results.scale)
+    if results.file("two_party/ops.csv") is None:
+        return show.not_measured()
+    parameters, compared = load_parameters(results.root / "params.yaml"), compared_runs(results)
+    found, _ = points(results, parameters, "gpt2", 128, OPTIMISED)
+    usual = [one for one in found if one.run in compared and not compared[one.run].get("regularizer")]
+    return draw_pareto(with_front(usual), "", results.scale)
 
 
 TICKS = [digit * 10.0**power for power in range(-1, 4) for digit in (1, 1.5, 2, 3, 4, 5, 6, 8)]
@@ -311,7 +312,7 @@ def _label(axes: Axes, found: Sequence[Point]) -> None:
                           va="bottom" if point.front and number else "center",  # beside the line, not on it
                           ha="right" if number == 0 else "left",
                           color=show.INK if point.front else show.MUTED,
-                          arrowprops={"arrowstyle": "-", "color": show.GRID, "linewidth": 0.5})  # fmt: skip
+                          arrowprops={"arrowstyle": "-", "color": show.MUTED, "linewidth": 0.5})  # fmt: skip
 
 
 PROTOCOLS = Path("results/two_party/protocols.csv")

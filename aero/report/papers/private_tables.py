@@ -41,7 +41,8 @@ HEADLINE = {
     "SM+LN+G": "GPT-2: LayerNorm + GELU",
     "SM+LN+R": "ReLU",
     "SM+ScFuFFN": "softmax only, fused FFN",
-    "EReg(SM(t)+ScFuFFNi_6)": "+ entropy regularisation, 6 FFNs cut",
+    "SM+ScFuFFNi_6": "+ 6 FFNs cut",
+    "EReg(SM(t)+ScFuFFNi_6)": "+ entropy regularisation",
 }
 """Rows of the first table and what they are."""
 
@@ -251,6 +252,8 @@ def cached_passes(results: Results) -> pd.DataFrame:
     for row, found in next_tokens(results).items():
         costs = zip(found["seconds"], found["bytes"], found["rounds"], strict=True)
         latency = [wan.latency_seconds(*one) if wan else math.nan for one in costs]
+        seconds, rounds = found["seconds"][1], found["rounds"][1] * wan.rtt_ms / 1e3 if wan else math.nan
+        shares = (one / latency[1] for one in (seconds, latency[1] - seconds - rounds, rounds))
         lines.append(
             {
                 ROW: row,
@@ -258,6 +261,7 @@ def cached_passes(results: Results) -> pd.DataFrame:
                 "computing s, whole / next": _beside(*found["seconds"]),
                 "rounds, whole / next": _beside(*found["rounds"]),
                 "WAN min, whole / next": _beside(*latency, 60),
+                "next: computing / transfer / rounds, %": " / ".join(f"{share:.0%}".rstrip("%") for share in shares),
             }
         )
     return pd.DataFrame(lines)

@@ -130,6 +130,12 @@ def by_length(results: Results) -> dict[int, Measured]:
     return dict(sorted((model.rows[first][0]["tokens"], model) for model in found if first in model.rows))
 
 
+def peak_memory(results: Results) -> float:
+    """The most memory that measuring took, in bytes; NaN if it was not recorded."""
+    rows = [row for model in by_length(results).values() for found in model.rows.values() for row in found]
+    return max((row["peak_bytes"] for row in rows if "peak_bytes" in row), default=math.nan)
+
+
 # Statistics -----------------------------------------------------------------------------------------------------------
 
 

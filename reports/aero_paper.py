@@ -42,10 +42,11 @@ show.table(
 # 2. ReLU does better than GELU, with LayerNorm and without. With LayerNorm the paper finds the opposite, and so does
 #    one pair of trainings at the papers' width.
 # 3. SM+R, which has no LayerNorm, does better than the GELU baseline, and SM trains in every seed. Both are against the
-#    paper, and shown for small models only: see 5.
+#    paper, and shown for small models at one learning rate only: see 5. At twice the rate SM+R diverges and SM+LN+G is
+#    worse than SM+ScFuFFN.
 # 4. The regulariser's gain over SM+ScFuFFN is smaller than the noise between seeds. With LayerNorm (SM+LN+G, SM+LN+R),
 #    it raises perplexity, against the papers. Over SM+R it lowers perplexity: EReg(SM(t)+R) is below the GELU baseline
-#    (two seeds). Version 3 of AERO claims that it is not above.
+#    (two seeds), as version 3 of AERO claims.
 # 5. At the papers' width, SM+G, SM+R and SM+ScFuFFN stopped within 50 steps: the gradient of the last layer was not
 #    finite. The models with LayerNorm train. These trainings use bfloat16, those of scale desk float32; whether the
 #    precision is the cause was not tested.
@@ -343,9 +344,9 @@ show.figure(
 # %% [markdown]
 # ## Longer contexts, more layers, other data, another family
 #
-# These trainings are of scale laptop. Their models are worse than n-gram models, so no verdict rests on them, also
-# where a sign differs from scale desk's. Where every seed failed, the perplexity is that of trainings that did not
-# diverge but did worse than a bigram model.
+# These trainings are of scale laptop, with half of the papers' context. Their models are worse than n-gram models, so
+# no verdict rests on them, also where a sign differs from scale desk's. Where every seed failed, the perplexity is that
+# of trainings that did not diverge but did worse than a bigram model.
 
 # %%
 show.table(

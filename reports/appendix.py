@@ -114,7 +114,7 @@ show.table(
 # %%
 BRACKETS = dict.fromkeys(show.PAPERS, "Brackets: 95 % interval over seeds.")
 BRACKETS["parallel_context"] = (
-    "Brackets: 95 % interval over episodes. Differences are of losses, so negative is better."
+    "Brackets: 95 % interval over episodes. Of differences in loss, negative is better."
 )
 judged = claims.judge(results)
 for short, title in show.PAPERS.items():
@@ -236,6 +236,7 @@ show.figure(
 show.table(
     appendix.determinism(results),
     "The same training again",
-    "Equal on the same kind of processor with the same number of threads.",
+    "Equal on the same kind of processor with the same number of threads. Loss, of every logged step, and perplexity: "
+    "relative; entropy: nats.",
     sources=[f"{ROBUSTNESS}/determinism.json"],
 )

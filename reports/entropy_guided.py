@@ -6,11 +6,11 @@
 # (collapse). A learned temperature and a penalty on entropies far from a learned threshold are to keep entropies in
 # between and to lower perplexity.
 #
-# **What holds here.** At scale desk (chapter AERO, [differences in
-# perplexity](#differences-in-perplexity-predicted-and-measured)) the penalty raises the perplexity of models with
-# LayerNorm, against the papers. Without LayerNorm it helps SM+R, and its effect on SM+ScFuFFN is smaller than the
-# noise. The verdicts rest on scale desk. The tables below are of scale laptop, which decides nothing: there the same
-# penalty lowers the perplexity of SM+ScFuFFN.
+# **What holds here.** EReg(SM(t)+...) has the learned temperature and the penalty. At scale desk (chapter AERO,
+# [differences in perplexity](#differences-in-perplexity-predicted-and-measured)) both together raise the perplexity of
+# models with LayerNorm, against the papers. Without LayerNorm they help SM+R, and their effect on SM+ScFuFFN is smaller
+# than the noise. The verdicts rest on scale desk. The tables below are of scale laptop, which decides nothing: there
+# SM+ScFuFFN improves on one corpus and gets worse on the other.
 #
 # Most of its tables and figures are also in AERO's paper. They are shown in that chapter:
 #

@@ -7,6 +7,11 @@
 # x)$ measures how unequal the heads of a layer are. The Wasserstein distance $W_1$ measures how far their entropies
 # moved from the baseline's.
 #
+# **What holds here.** At scale desk (chapter AERO,
+# [differences in perplexity](#differences-in-perplexity-predicted-and-measured)) the penalty raises the perplexity of
+# SM+LN+G and SM+LN+R, against the paper. As it says, the highest entropies fall and the heads move away from the
+# baseline's. The landscape of deep layers gets flatter, not steeper.
+#
 # Heads have no order, so steepness across heads depends on their numbering. Steepness for random orders of heads is
 # shown beside it. Rows bear the names of the paper's models; measured are their counterparts at scale laptop, with half
 # the context and far fewer tokens. Entropies grow with the context: compare differences, not absolute values.

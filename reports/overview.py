@@ -28,10 +28,11 @@ show.prose(
     "sides optimised it saves {saving_optimised:.2f}x, and so does `SM+ScFFN` ({saving_unfused:.2f}x): fusing and "
     "pruning feed-forward networks then add nothing.\n"
     "3. **Minutes: impossible as printed.** {gb:.2f} GB need {needed_minutes:.1f} minutes at 100 Mbit/s even with both "
-    "directions always busy; printed: {minutes:.2f}. The same holds for {impossible} of {rows} rows.\n"
+    "directions always busy; printed: {minutes:.2f}. Their bytes alone rule out {impossible} of {rows} rows; with the "
+    "rounds of stock SPU, 80 ms each, it is {impossible_with_rounds}.\n"
     "4. **Training: partly reproduced, in small models** (width {width}, {tokens:.1f}M tokens, {seeds}). Changes in "
-    "perplexity, % (printed): `SM+R` over `SM+LN+G` {no_layer_norm}; `SM+ScFuFFN` over `SM+LN+G` {softmax_only}; "
-    "`EReg(SM(t)+ScFuFFN)` over `SM+ScFuFFN` {regularised}; `EReg(SM(t)+LN+G)` over `SM+LN+G` "
+    "perplexity, % (printed): over `SM+LN+G` `SM+R` {no_layer_norm}, `SM` {softmax_alone} (diverged), `SM+ScFuFFN` "
+    "{softmax_only}; `EReg(SM(t)+ScFuFFN)` over `SM+ScFuFFN` {regularised}; `EReg(SM(t)+LN+G)` over `SM+LN+G` "
     "{regularised_layer_norm}. {warning}At the papers' width `SM+R` and `SM+ScFuFFN` diverged (one seed each).\n"
     "5. **Theory: needs correction.** Softmax entropy falls with the variance of the logits, as Variance Sensitivity "
     "says, but the derivative that its Theorem 5.1 prints is wrong in {wrong_slopes} of {slopes} cases. "
@@ -68,7 +69,7 @@ show.figure(
 #   computes softmax on the causal half, and multiplies by weights outside SPU.
 # - Private answers from two processes over TLS (`aero serve`, `aero ask`), of models trained here and of Hugging Face's
 #   GPT-2, GPT-NeoX and Llama. With cached keys and values
-#   [a later token](#a-next-token-with-cached-keys-and-values) sends a small part of a whole pass's bytes.
+#   [a next token](#a-next-token-with-cached-keys-and-values) needs less than a third of a whole pass's minutes.
 # - The savings under two further protocols, SEMI2K and ABY3, and our costs beside other systems'.
 # - Entropy and its regulariser for any causal Hugging Face model (`aero entropy`, `EntropyRegularizer`).
 

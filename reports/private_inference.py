@@ -95,8 +95,8 @@ show.table(
 show.table(
     tables.figure_15(results),
     "AERO Figure 15, costs: Pythia-70M, T=256",
-    "The printed values are lost from the text used here. Most of the baseline is the exact GELU: erf costs three "
-    "times as many bytes in SPU 0.9.5 as in 0.9.2b0.",
+    "The text of the papers used here lacks the printed values. Most of the baseline is the exact GELU: erf costs "
+    "three times as many bytes in SPU 0.9.5 as in 0.9.2b0.",
     sources=["results/two_party/all_rows.csv", "results/two_party/fitted_figure15_rows.csv"],
 )
 
@@ -159,7 +159,7 @@ show.figure(
     figures.pareto(desk),
     "Perplexity against communication",
     f"Runs of GPT-2's architecture, trained at scale {desk.scale} (d=128); bytes of the optimised program at GPT-2's "
-    "size (d=768). No other run beats those on the line in both.",
+    "size (d=768), where SM+R and SM+ScFuFFN failed to train. No other run beats those on the line in both.",
     sources=["results/two_party/ops.csv", f"results/{desk.scale}/metrics.jsonl"],
     command="aero cost --pareto",
 )
@@ -216,9 +216,10 @@ show.table(
 # %% [markdown]
 # ## Minutes
 #
-# The published minutes are too short for the published bytes on the published network. Assume that both directions are
+# Most published minutes are too short for the published bytes on the published network. Assume that both directions are
 # always busy. Even then, these need more time than printed: every row of Tables 5 and 7, the rows with LayerNorm of
-# Tables 4 and 6, and by a hundredth of a minute the pruned rows of Table 6.
+# Tables 4 and 6, and by a hundredth of a minute the pruned rows of Table 6. The others leave too little time for as
+# many rounds as stock SPU takes, 80 ms each.
 
 # %%
 show.figure(
@@ -233,6 +234,15 @@ show.table(
     "AERO Table 4, minutes on the published network",
     "Network minutes: transfer and rounds at 100 Mbit/s and 80 ms, without computing.",
     sources=ROWS,
+)
+
+# %%
+show.prose(
+    "An optimised pass of `SM+ScFuFFN` takes {total:.1f} minutes on the WAN: {computing:.1f} of computing, "
+    "{transfer:.1f} of transfer and {rounds:.1f} of rounds. A next token with cached keys and values takes "
+    "{next:.2f} of a pass's minutes, and {next_rounds:.0%} of them are rounds: measured on a slower machine, in the "
+    "table of next tokens below.",
+    **tables.minutes_of_a_pass(results, "SM+ScFuFFN"),
 )
 
 # %%
@@ -285,8 +295,8 @@ show.table(
 show.prose(
     "On held-out prompts of small trained models its logits differ from PyTorch's by at most {optimised:.2g} (stock "
     "SPU: {stock:.2g}); at GPT-2's size, with random weights, by at most {optimised_at_size:.2g} "
-    "({stock_at_size:.2g}). The first two numbers come from the table *Held-out prompts*, the others from *Complete "
-    "passes at GPT-2's size*.",
+    "({stock_at_size:.2g}). These numbers come from the last table here and the first of the next section; the other "
+    "tables list single measurements.",
     **tables.largest_logit_errors(results),
 )
 
@@ -313,7 +323,8 @@ show.table(
 show.table(
     tables.outside_tuned(results),
     "Optimizations outside the optimised program",
-    "Options of `--program` that are not part of the optimised program of the other tables. Seconds of computing and "
+    "Options of `--program`, newer than the optimised program of the other tables, and with logits compared on few "
+    "prompts. Seconds of computing and "
     "minutes on the WAN (100 Mbit/s, 80 ms); in brackets over the first line. Measured within half an hour on a slower "
     "machine than the other tables; rounds differ from theirs by some per cent.",
     sources=["results/two_party/outside_tuned.csv"],
@@ -348,7 +359,8 @@ show.table(
 show.table(
     tables.complete_passes(results),
     "Complete passes at GPT-2's size",
-    "Random weights, one pass each. @6: the residual stream is restored before layer 6.",
+    "Random weights, one pass each, without the set-up of a session. @6: the residual stream is restored before "
+    "layer 6.",
     sources=["results/two_party/full_passes.json"],
     command="python -m benchmarks.full_passes",
 )

@@ -37,7 +37,7 @@ def main(arguments: list[str]) -> None:
     # Everything is made before anything is written: a failure leaves the last report whole.
     texts = files(results, judged)
     root = results.root
-    report = render(root, f"Rendered from commit {state()}, pipeline scale {results.scale}")
+    report = render(root, f"Rendered from commit {state()}")
     pages = {Path("reports") / "report.html": report.html, Path("reports") / "report.pdf": report.pdf}
     # The metrics describe the other files and are written last.
     metrics = json.dumps(claims.summary(results, judged), indent=1, ensure_ascii=False, allow_nan=False) + "\n"

@@ -17,7 +17,18 @@ import pandas as pd
 from aero.entropy import causal_bound
 from aero.published import Claim, known_papers, load
 from aero.report import printed, trainings, verdicts
-from aero.report.costs import COST_TABLES, GB, OPTIMISED, audit, fits, published_bound, saving
+from aero.report.costs import (
+    COST_TABLES,
+    GB,
+    OPTIMISED,
+    STOCK,
+    audit,
+    fits,
+    network,
+    published_bound,
+    row_costs,
+    saving,
+)
 from aero.report.papers import parallel_context, variance_search, variance_theory
 from aero.report.papers.variance_theory import load_theory
 from aero.report.results import SMOKE_TEST, Results
@@ -197,6 +208,13 @@ def headline(results: Results) -> dict[str, Any]:
     printed = [(load("aero").tables[number], row) for number in COST_TABLES for row in load("aero").tables[number].rows]
     bounds = [(published_bound(one, row.name), row.cells["latency"].value) for one, row in printed]
     possible = [bound.overlapped <= minutes for bound, minutes in bounds if bound and minutes]
+    waits = [row_costs(results, one, row.name).get(STOCK) for one, row in printed]
+    wan = network(results, "wan")
+    too_short = [
+        bound.overlapped + cost.rounds * wan.rtt_ms / 60e3 > minutes
+        for (bound, minutes), cost in zip(bounds, waits, strict=True)
+        if bound and minutes and wan and cost and cost.rounds
+    ]
     trained = evidence(results)
     seeds = trained.seeds("sm-ln-g")
     printed_changes = {(one["run"], one["against"]): one["published"] for one in registered(results)}
@@ -204,7 +222,7 @@ def headline(results: Results) -> dict[str, Any]:
     def difference(run: str, against: str) -> str:
         found, published = change(trained, run, against).estimate, printed_changes.get((run, against))
         shown = "not measured" if found is None else found.text(0, signed=True)
-        return shown if published is None else f"{shown} ({published:+.0f})"
+        return shown if published is None else f"{shown} ({published:+.0f})".replace("(-", "(−")
 
     context = table.dimensions["context"]
     theory = load_theory(results)
@@ -222,6 +240,7 @@ def headline(results: Results) -> dict[str, Any]:
         "saving_gelu": own.by_gelu or nan,
         "saving_architecture": own.one_gelu or nan,
         "impossible": possible.count(False),
+        "impossible_with_rounds": too_short.count(True),
         "minutes": table.value(base, "latency"),
         "needed_minutes": published_bound(table, base).overlapped,
         "scale": trained.scale,
@@ -229,6 +248,7 @@ def headline(results: Results) -> dict[str, Any]:
         "tokens": seeds[0].metrics["tokens"] / 1e6 if seeds else nan,
         "width": seeds[0].metrics.get("model", {}).get("width", nan) if seeds else nan,
         "no_layer_norm": difference("sm-r", "sm-ln-g"),
+        "softmax_alone": difference("sm", "sm-ln-g"),
         "softmax_only": difference("sm-scfuffn", "sm-ln-g"),
         "regularised": difference("ereg-smt-scfuffn", "sm-scfuffn"),
         "regularised_layer_norm": difference("ereg-smt-ln-g", "sm-ln-g"),

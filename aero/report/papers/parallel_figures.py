@@ -217,7 +217,9 @@ def figure_correlation(results: Results) -> Figure:
             if method == "naive":
                 axes.plot(entropies, losses, color=colour, linewidth=0.7)
                 for p, x, y in points[:: max(1, len(points) - 1)]:
-                    axes.annotate(f"P={p}", (x, y), xytext=(3, 3), textcoords="offset points")
+                    place = (3, 3) if p > 1 else (-3, -11)  # right of P=1 are the next points
+                    axes.annotate(f"P={p}", (x, y), xytext=place, textcoords="offset points")
+        axes.margins(y=0.14)
         axes.set_xlabel("entropy, nats")
         axes.xaxis.set_major_locator(MaxNLocator(2))
         strength, _, interval = correlation_text(correlation(model, task)).partition(" ")

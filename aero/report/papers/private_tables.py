@@ -246,6 +246,22 @@ def complete_passes(results: Results) -> pd.DataFrame:
     )
 
 
+def minutes_of_a_pass(results: Results, row: str) -> dict[str, float]:
+    """WAN minutes of an optimised pass of a row of Table 4, in all and by part; those of a next token over a pass's,
+    both measured in one session, and the share of rounds in them."""
+    whole, wan = (
+        wan_minutes(results, row_costs(results, load("aero").tables["4"], row).get(OPTIMISED)),
+        network(results, "wan"),
+    )
+    measured = next_tokens(results).get(row)
+    if whole is None or wan is None or measured is None:
+        return dict.fromkeys(("total", "computing", "transfer", "rounds", "next", "next_rounds"), math.nan)
+    costs = zip(measured["seconds"], measured["bytes"], measured["rounds"], strict=True)
+    before, later = (wan.latency_seconds(*one) for one in costs)
+    waiting = measured["rounds"][1] * wan.rtt_ms / 1e3
+    return vars(whole) | {"total": whole.total, "next": later / before, "next_rounds": waiting / later}
+
+
 def cached_passes(results: Results) -> pd.DataFrame:
     """A whole pass beside a next token from one row with cached keys and values; the link is `network`'s model."""
     lines, wan = [], network(results, "wan")

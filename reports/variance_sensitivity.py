@@ -104,7 +104,7 @@ show.figure(
 show.figure(
     variance_sensitivity.figure_8(results),
     "Training behaviour of QK-LayerNorm by treatment of γ",
-    "As above.",
+    "As above. Clipped γ: QK-LayerNorm of the other figures and of the table.",
     sources=TRACES,
     command=TRAIN,
     published="variance_sensitivity/figure8",

@@ -38,10 +38,10 @@ FOLDERS = ("runs/sensitivity", "results/sensitivity")
 MAIN = ("softmax", "window_softmax", "qk_layernorm", "relu")
 OTHERS = ("sigma_reparam", "elu", "sigmoid")
 GAINS = {
-    "qk_layernorm_gradient_clip": "gradient clipping",
-    "qk_layernorm_free": "no clipping",
+    "qk_layernorm_gradient_clip": "clipped gradient",
+    "qk_layernorm_free": "γ free",
     "qk_layernorm_fixed": "γ = 1",
-    "qk_layernorm": "weight clipping",
+    "qk_layernorm": "clipped γ",
 }
 COLOURS = {
     "softmax": "#d55e00",

@@ -136,8 +136,9 @@ show.table(
 #
 # AERO says that its baseline computes GELU by polynomials in segments. The published bytes are those of SPU's own,
 # unoptimised GELU. A GELU of three polynomial segments, known since BumbleBee, costs a third of its bytes. If the
-# baseline uses that GELU, the saving is about half as large. If both sides are fully optimised, it is larger than
-# published, but fusing or pruning the feed-forward networks adds nothing to it.
+# baseline uses that GELU, the saving is about half as large. A saving is a factor, so its parts multiply. If both sides
+# are fully optimised, it is larger than published, but fusing or pruning the feed-forward networks adds nothing to it:
+# our program folds all linear ones into attention.
 
 # %%
 show.figure(
@@ -247,8 +248,9 @@ show.table(
 show.prose(
     "An optimised pass of `SM+ScFuFFN` takes {total:.1f} minutes on the WAN: {computing:.1f} of computing, "
     "{transfer:.1f} of transfer and {rounds:.1f} of rounds. A next token with cached keys and values takes about "
-    "{next:.1f} minutes, {next_rounds:.1f} of them rounds. It was measured beside a whole pass on a slower machine, "
-    "{slow_next:.1f} and {slow:.1f} minutes (table of next tokens below); its computing is scaled as that of the pass.",
+    "{next:.1f} minutes, {next_rounds:.1f} of them rounds. This is an estimate: on the slower machine of the table of "
+    "next tokens a whole pass took {slow:.1f} and the next token {slow_next:.1f} minutes, and its computing is scaled "
+    "as that of the pass.",
     **tables.minutes_of_a_pass(results, "SM+ScFuFFN"),
 )
 

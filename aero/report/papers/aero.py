@@ -113,7 +113,7 @@ def figure_1(results: Results) -> Figure:
                 if value is not None:
                     height = place + (number - (len(own) - 1) / 2) * 0.9 / len(own)
                     panel.barh(height, value, 0.82 / len(own), color=colour)
-                    if colour != AS_PUBLISHED:  # its number, next to that of the paper, is nearly the same
+                    if colour not in (AS_PUBLISHED, AS_WRITTEN):  # numbers of neighbours would overlap
                         shown = f" {value:.2f}" if len(own) == 2 else f" {value:.2g}"
                         panel.text(value, height, shown, va="center")
     for panel, title in zip(panels, ("GB", "minutes, WAN", "perplexity ratio"), strict=True):
@@ -162,7 +162,7 @@ def perplexity_changes(results: Results) -> Figure:
         table = load("aero").tables[number]
         row = table.row(name)
         printed = row.cells["ppl"].value / table.rows[0].cells["ppl"].value
-        axes.plot([printed], [place - 0.16], "D", color=PUBLISHED, label="" if place else "published")
+        axes.plot([printed], [place], "D", color=PUBLISHED, label="" if place else "published")
         compared = change(results, row.run or "", "sm-ln-g")
         found = compared.estimate
         if found is None:
@@ -171,8 +171,8 @@ def perplexity_changes(results: Results) -> Figure:
             continue
         if found.has_interval:
             ends = [1 + end / 100 for end in (found.low, found.high)]
-            axes.plot(ends, [place + 0.16] * 2, color=AS_WRITTEN, linewidth=2.2)
-        axes.plot([1 + found.mean / 100], [place + 0.16], "o", color=AS_WRITTEN, markersize=5.5, label=measured)
+            axes.plot(ends, [place] * 2, color=AS_WRITTEN, linewidth=2.2)
+        axes.plot([1 + found.mean / 100], [place], "o", color=AS_WRITTEN, markersize=5.5, label=measured)
         measured = ""
     axes.axvline(1, color=INK, linewidth=0.8)
     axes.set_xscale("log")

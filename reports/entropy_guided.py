@@ -11,7 +11,7 @@
 # models with LayerNorm, against the papers. Without LayerNorm they help SM+R, and their effect on SM+ScFuFFN is smaller
 # than the noise: its temperature raises perplexity, and the penalty lowers it by about as much (two seeds; the third
 # with the temperature alone diverged). The verdicts rest on scale desk. Most tables below are of scale laptop, which
-# decides nothing: there SM+ScFuFFN improves on one corpus and gets worse on the other.
+# decides nothing.
 #
 # Most of its tables and figures are also in AERO's paper. They are shown in that chapter:
 #

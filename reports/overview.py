@@ -35,9 +35,10 @@ show.prose(
     "{softmax_only} in `SM+ScFuFFN`. Penalty and temperature change that of `SM+LN+G` by "
     "{regularised_layer_norm}, of `SM+ScFuFFN` by {regularised} and of `SM+R` by {regularised_relu} (paper: "
     "n/a). {warning}At the papers' width `SM+R` and `SM+ScFuFFN` diverged (one seed).\n"
-    "5. **Theory: collapse confirmed, its formula wrong.** Softmax entropy falls as the variance of the logits grows, "
-    "as Theorem 5.1 of Variance Sensitivity says. The derivative it prints is wrong in {wrong_slopes} of {slopes} "
-    "cases. Entropy log T = {log_t:.2f} cannot be reached under a causal mask: the bound at T=128 is {causal:.2f}.",
+    "5. **Theory: entropy falls, the printed derivative is wrong.** Softmax entropy falls as the variance of the "
+    "logits grows, as Theorem 5.1 of Variance Sensitivity says. The derivative it prints is wrong in {wrong_slopes} of "
+    "{slopes} cases. Entropy log T = {log_t:.2f} cannot be reached under a causal mask: the bound at T=128 is "
+    "{causal:.2f}.",
     warning="No verdict rests on them: the baseline does not beat n-gram models there. " if numbers["gate"] else "",
     **numbers,
 )

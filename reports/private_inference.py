@@ -248,9 +248,8 @@ show.table(
 show.prose(
     "An optimised pass of `SM+ScFuFFN` takes {total:.1f} minutes on the WAN: {computing:.1f} of computing, "
     "{transfer:.1f} of transfer and {rounds:.1f} of rounds. A next token with cached keys and values takes about "
-    "{next:.1f} minutes, {next_rounds:.1f} of them rounds. This is an estimate: on the slower machine of the table of "
-    "next tokens a whole pass took {slow:.1f} and the next token {slow_next:.1f} minutes, and its computing is scaled "
-    "as that of the pass.",
+    "{next:.1f} minutes, {next_rounds:.1f} of them rounds. It was measured beside a whole pass on a slower machine, "
+    "and its computing is scaled as that of the pass.",
     **tables.minutes_of_a_pass(results, "SM+ScFuFFN"),
 )
 
@@ -334,9 +333,9 @@ show.table(
     tables.outside_tuned(results),
     "Optimizations outside the optimised program",
     "Options of `--program`, newer than the optimised program of the other tables, and with logits compared on few "
-    "prompts. Seconds of computing and "
-    "minutes on the WAN (100 Mbit/s, 80 ms); in brackets over the first line. Measured within half an hour on a slower "
-    "machine than the other tables; rounds differ from theirs by some per cent.",
+    "prompts. Seconds of computing and minutes on the WAN (100 Mbit/s, 80 ms) are over those of the first line. "
+    "Measured within half an hour on a slower machine than the other tables; rounds differ from theirs by some per "
+    "cent.",
     sources=["results/two_party/outside_tuned.csv"],
     command="python -m benchmarks.optimizations together",
 )
@@ -389,8 +388,7 @@ show.table(
     tables.cached_passes(results),
     "A next token with cached keys and values",
     "A whole pass over 128 tokens (SmolLM2-135M: 16) and the costlier of the last two tokens from the cache; in "
-    "brackets their ratio. Compare within this table only: its seconds are of slower machines, and its WAN "
-    "(100 Mbit/s, 80 ms) sends one direction at a time. Last column: where the minutes of the next token go.",
+    "brackets their ratio. Measured on slower machines than the other tables.",
     sources=["results/two_party/generation.csv"],
     command="python -m benchmarks.generation SM+ScFuFFN SM+LN+R SM+LN+G",
 )

@@ -193,8 +193,7 @@ def predicted_differences(results: Results) -> pd.DataFrame:
     for one in registered(results):
         if not desk.seeds(one["run"]) or not desk.seeds(one["against"]):
             continue
-        found = change(desk, one["run"], one["against"])
-        measured = found.estimate
+        measured = change(desk, one["run"], one["against"]).estimate
         printed = "–" if one["published"] is None else f"{one['published']:+g}".replace("+0", "no loss")
         lines.append(
             {
@@ -203,7 +202,7 @@ def predicted_differences(results: Results) -> pd.DataFrame:
                 "published, %": printed + " (Pythia)" * ("Pythia" in one["where"]),
                 "predicted sign": one["sign"],
                 "measured, %": "–" if measured is None else measured.text(1, signed=True),
-                "seeds": found.note if measured is None else f"{len(measured.seeds)}",
+                "seeds": 0 if measured is None else len(measured.seeds),
             }
         )
     return pd.DataFrame(lines)
@@ -236,13 +235,16 @@ def best_ngram(results: Results, scale: str) -> str:
 
 
 def repeated(results: Results) -> dict[str, object]:
-    """GPU trainings of scale desk that were repeated on a CPU: its perplexity over the GPU's, and how many steps the
-    one went that was stopped."""
-    lines = read_csv(results.root / "results/desk/repeated.csv")
-    ratios = {one["run"]: float(one["cpu"]) / float(one["gpu"]) for one in lines if one["quantity"] == "perplexity"}
+    """GPU trainings of scale desk that were repeated on a CPU: its perplexity over the GPU's, how many lie within the
+    range of the run's seeds, and how many steps the one went that was stopped."""
+    lines, desk = read_csv(results.root / "results/desk/repeated.csv"), results.at("desk")
+    repeats = {one["run"]: float(one["cpu"]) for one in lines if one["quantity"] == "perplexity"}
+    ratios = {one["run"]: float(one["cpu"]) / float(one["gpu"]) for one in lines if one["run"] in repeats}
+    seeds = {run: [one.metrics["eval_perplexity"] for one in desk.seeds(run)] for run in repeats}
+    within = sum(min(seeds[run]) <= cpu <= max(seeds[run]) for run, cpu in repeats.items() if seeds[run])
     steps = [int(one["step"]) for one in lines if one["quantity"] == "train_loss"]
     changes = ", ".join(f"{notation(results, run)} {100 * (ratio - 1):+.1f} %" for run, ratio in ratios.items())
-    return {"changes": changes, "steps": max(steps, default=0)}
+    return {"changes": changes, "within": within, "repeats": len(repeats), "steps": max(steps, default=0)}
 
 
 def learning_rates(results: Results) -> pd.DataFrame:

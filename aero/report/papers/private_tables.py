@@ -259,36 +259,30 @@ def _minutes_measured(results: Results, found: Mapping[str, tuple[float, float]]
 
 
 def minutes_of_a_pass(results: Results, row: str) -> dict[str, float]:
-    """WAN minutes of an optimised pass of a row of Table 4, in all and by part; of the pass beside which a next token
-    was measured, and of that token; and of that token with its computing scaled as that of the pass, and its rounds."""
+    """WAN minutes of an optimised pass of a row of Table 4, in all and by part; and of a next token and its rounds.
+
+    That was measured beside a whole pass on another machine: its computing is scaled as that of the pass.
+    """
     cost = row_costs(results, load("aero").tables["4"], row).get(OPTIMISED)
     whole, measured = wan_minutes(results, cost), next_tokens(results).get(row)
     if whole is None or measured is None:
-        names = ("total", "computing", "transfer", "rounds", "slow", "slow_next", "next", "next_rounds")
-        return dict.fromkeys(names, math.nan)
+        return dict.fromkeys(("total", "computing", "transfer", "rounds", "next", "next_rounds"), math.nan)
     slow, later = _minutes_measured(results, measured)
     scaled = later.total - later.computing * (1 - whole.computing / slow.computing)
-    found = {"slow": slow.total, "slow_next": later.total, "next": scaled, "next_rounds": later.rounds}
-    return vars(whole) | {"total": whole.total} | found
+    return vars(whole) | {"total": whole.total, "next": scaled, "next_rounds": later.rounds}
 
 
 def cached_passes(results: Results) -> pd.DataFrame:
     """A whole pass beside a next token from one row with cached keys and values."""
-    lines = []
-    for row, found in next_tokens(results).items():
-        whole, later = _minutes_measured(results, found)
-        shares = (part / later.total for part in (later.computing, later.transfer, later.rounds))
-        lines.append(
-            {
-                ROW: row,
-                "GB, whole / next": _beside(*found["bytes"], GB),
-                "computing s, whole / next": _beside(*found["seconds"]),
-                "rounds, whole / next": _beside(*found["rounds"]),
-                "WAN min, whole / next": _beside(whole.total, later.total),
-                "next: computing / transfer / rounds, %": " / ".join(f"{100 * share:.0f}" for share in shares),
-            }
-        )
-    return pd.DataFrame(lines)
+    return pd.DataFrame(
+        {
+            ROW: row,
+            "GB, whole / next": _beside(*found["bytes"], GB),
+            "computing s, whole / next": _beside(*found["seconds"]),
+            "rounds, whole / next": _beside(*found["rounds"]),
+        }
+        for row, found in next_tokens(results).items()
+    )
 
 
 def _beside(whole: float, part: float, unit: float = 1.0) -> str:
@@ -394,7 +388,7 @@ def _alone(name: str) -> str:
 
 
 def outside_tuned(results: Results) -> pd.DataFrame:
-    """Costs of the optimised program with optimizations that it lacks; in brackets over those without them."""
+    """Costs of the optimised program with optimizations that it lacks; times over those without them."""
     cells: dict[str, dict[str, str]] = {}
     without: dict[str, dict[str, float]] = {}
     for line in read_csv(results.root / OUTSIDE):
@@ -403,8 +397,8 @@ def outside_tuned(results: Results) -> pd.DataFrame:
         base = without.setdefault(row, cost)
         share = {name: f"{cost[name] / base[name]:.2f}x" for name in ("seconds", "wan_seconds")}
         cells.setdefault(program, {})[row] = (
-            f"{gigabytes(cost['bytes'])} GB, {cost['rounds']:,.0f} rounds, {text(cost['seconds'])} s "
-            f"({share['seconds']}), WAN {text(cost['wan_seconds'] / 60)} min ({share['wan_seconds']})"
+            f"{gigabytes(cost['bytes'])} GB, {cost['rounds']:,.0f} rounds, computing {share['seconds']}, "
+            f"WAN {share['wan_seconds']}"
         )
     return pd.DataFrame({"program": _program(program), **found} for program, found in cells.items())
 

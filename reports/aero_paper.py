@@ -56,11 +56,11 @@ show.table(
 # %%
 show.prose(
     "Most runs trained on one GPU. On 2 CPU cores ran EReg(SM(t)+LN+G), EReg(SM(t)+LN+R), EReg(SM(t)+R), "
-    "SM(t)+ScFuFFN, SOTA(SM+ScFFN) and the search for a learning rate, their baselines on the GPU. Repeated on the "
-    "CPU, {repeats} trainings changed in perplexity by {changes}; {within} stayed in the range of the row's "
-    "seeds. Diverged, all on the CPU: SM+R at twice the learning rate, 1 of 3 seeds of SM+G, 2 of 3 of "
-    "SM+ScFFN, 1 of 3 of SM(t)+ScFuFFN, 2 of 2 of SOTA(SM+ScFFN). The processor is hardly the cause: the third "
-    "seed of SM+ScFFN had not diverged on it at step {steps:,}.",
+    "SM(t)+ScFuFFN, SOTA(SM+ScFFN), two seeds of SM+ScFFN, one of SM+G and the search for a learning rate. Repeated on "
+    "the CPU, {repeats} GPU trainings changed in perplexity by {changes}; {within} stayed in the range of the row's "
+    "seeds. Diverged, all on the CPU: SM+G (1 of 3 seeds), SM+ScFFN (2 of 3), SM(t)+ScFuFFN (1 of 3) and "
+    "SOTA(SM+ScFFN) (2 of 2). The processor is hardly the cause: SM+ScFFN's other seed, trained on the GPU, had not "
+    "diverged on a CPU at step {steps:,}.",
     **aero.repeated(results),
 )
 

@@ -25,7 +25,7 @@ show.prose(
     "0.9.5, which sends fewer bytes, {saving_stock:.2f}x; printed: {saving:.2f}x.\n"
     "2. **Part of the saving is the baseline's GELU.** Of the {saving_stock:.2f}x, a factor of {saving_gelu:.2f} is "
     "the baseline's costly GELU; with a known cheaper GELU there, {saving_architecture:.2f}x remains. Our program also "
-    "makes softmax and matmuls cheaper, most of what AERO keeps, and saves {saving_optimised:.2f}x. It fuses "
+    "cuts the cost of softmax and matmuls, which AERO keeps, and saves {saving_optimised:.2f}x. It fuses "
     "linear feed-forward networks itself, so `SM+ScFFN` saves {saving_unfused:.2f}x too, and pruning adds nothing.\n"
     "3. **Minutes: too short as printed.** The baseline's {gb:.2f} GB need {needed_minutes:.1f} minutes at 100 Mbit/s "
     "even with both directions always busy; printed: {minutes:.2f}. Transfer alone rules out "

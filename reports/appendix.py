@@ -62,12 +62,12 @@ found = [
     ("Theorem 5.1's printed derivative is wrong", "python -m stages.sensitivity_theory", "1 min",
      f"{numbers['wrong_slopes']} of {numbers['slopes']} cases", "4.5 standard errors"),
     ("Softmax is sensitive to the learning rate", "dvc repro -s sensitivity", "3 min", "results/sensitivity", "1 %"),
-    ("Trainings and entropies, scale laptop", "make repro", "20 min",
+    ("Trainings and entropies, scale laptop", "make repro", "under 30 min",
      "results/laptop", "exact on the same processor"),
     ("Trainings, scale desk", "make all SCALE=desk", "days", "results/desk", "intervals over seeds"),
     ("Verdicts on all claims", "make report", "1 min", "reports/claims.csv unchanged", "exact"),
     ("The whole pipeline", "make repro SCALE=smoke", "3 to 5 min", "reports/report.html", ""),
-    ("Equations, parity, protocols", "make test", "7 to 11 min", "all tests pass", ""),
+    ("Equations, parity, protocols", "make test", "about 8 min", "all tests pass", ""),
 ]  # fmt: skip
 show.table(
     pd.DataFrame(found, columns=["claim", "command", "time", "expected", "tolerance"]),

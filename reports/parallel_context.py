@@ -130,9 +130,9 @@ show.figure(
 # %%
 show.table(
     parallel_figures.table_lengths(results),
-    "Longer texts",
-    "Perplexity with full attention and at P = 64; brackets: 95 % interval over parts of the text. r: of entropy and "
-    "loss over P, without a remedy. Of the longer texts two contexts each, at P = 1, 4, 16 and 64. Measuring took at "
+    "Longer contexts",
+    "Perplexity or % right with full attention and at P = 64 (UUID pairs: 16); brackets: 95 % interval. r: of entropy "
+    "and loss over P, without a remedy. Of each longer context two, at P = 1, 4, 16 and 64. Measuring took at "
     f"most {parallel_context.peak_memory(results) / 1e9:.1f} GB of memory.",
     sources=["results/parallel_context"],
     command=MEASURE,

@@ -49,8 +49,8 @@ def scale(results: Results) -> str:
         return f"Trainings: none at scale {results.scale}."
     model, seeds = run.metrics["model"], len(results.seeds("sm-ln-g"))
     return (
-        f"Trainings: scale {results.scale} ({model['layers']} layers, width {model['width']}, T={model['context']}), "
-        f"{seeds} seed{'s' if seeds > 1 else ''} of SM+LN+G."
+        f"Perplexities are of scale {results.scale} ({model['layers']} layers, width {model['width']}, "
+        f"T={model['context']}), with {seeds} seed{'s' if seeds > 1 else ''} of SM+LN+G."
     )
 
 
@@ -88,7 +88,7 @@ def _pretrained(results: Results) -> tuple[str, str, str, str]:
     return (
         "private next tokens of SmolLM2-135M equal PyTorch's",
         "`aero ask`, above",
-        f"{seconds[0]:.0f} s after {whole['rows']} tokens, later ones {seconds[1]:.0f} s",
+        f"{seconds[0]:.0f} s for a prompt of {whole['rows']} tokens, then {seconds[1]:.0f} s each",
         f"{gigabytes[0] / GB:.2f} GB, later ones {gigabytes[1] / GB:.2f}; "
         f"equal in {sum(equal['private'])} of {len(equal['private'])} private passes, "
         f"{sum(equal['emulated'])} of {len(equal['emulated'])} emulated in the clear",

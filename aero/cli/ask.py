@@ -23,10 +23,10 @@ if TYPE_CHECKING:
     from aero.two_party.serving.session import Answered
     from aero.two_party.serving.tls import Credentials
 
-ASK = """Ask a model privately. The client learns the answer and the published description, not the weights. The server
+ASK = """Ask a model privately. The client learns the logits and the published description, not the weights. The server
 learns the number of tokens in the prompt and in the answer, and nothing else about them. The prompt takes one forward
-pass, each later token a pass over one row, with a cache of secret-shared keys and values. --checkpoint and --model run
-client and server on this machine; --server asks an `aero serve` elsewhere."""
+pass, each later token a pass over one position, with a cache of secret-shared keys and values. --checkpoint and --model
+run client and server on this machine; --server asks an `aero serve` elsewhere."""
 SERVE = """Answer private questions one at a time, each in a new process. Prints one line for each question. Ctrl-C
 stops the server. Clients learn architecture, sizes, program, protocol settings, tokenizer and public prefix, but not
 the weights."""
@@ -64,7 +64,9 @@ def add_commands(commands: Any) -> None:
         "--listen", default="127.0.0.1:9731", metavar="HOST:PORT", help="default 127.0.0.1:9731; IPv6: [::1]:9731"
     )
     serve.add_argument(
-        "--program", default="tuned", help="tuned (default), as_written, or with changes: tuned-lattice_products"
+        "--program",
+        default="tuned",
+        help="tuned (default), as_written, or one of them +NAME, -NAME (optimizations)",
     )
     serve.add_argument(
         "--unreviewed", action="store_true", help="use this project's own cryptography on other than loopback addresses"
@@ -81,7 +83,7 @@ def add_commands(commands: Any) -> None:
             "--prefix",
             default="",
             metavar="TEXT",
-            help="public text before every prompt, not with --server: its keys and values are computed in the clear",
+            help="public text before every prompt, its keys and values computed in the clear; a server has its own",
         )
         command.add_argument("--tokenizer", help="tokenizer file (default: the one stored with the run)")
         command.add_argument(

@@ -132,16 +132,19 @@ def _by_encoding(model: Measured, task: str) -> dict[str, str]:
 
 
 def table_lengths(results: Results) -> pd.DataFrame:
-    """Perplexity of the texts by length: full attention, the largest P with and without a remedy; and r over P."""
+    """Scores by length of the context: full attention, the largest P with and without a remedy; and r over P."""
     rows = []
-    for task in ("bible", "docs"):
-        for tokens, model in by_length(results).items():
+    for task in ("bible", "docs", "words", "pairs"):
+        for model in by_length(results).values():
+            if (task, Setting(1)) not in model.rows:
+                continue
+            tokens = model.rows[task, Setting(1)][0]["tokens"]
             settings = {"full attention": Setting(1)}
             for name in ("naive", "sink", "select"):
                 settings[METHODS[name]] = model.setting(task, max(model.segments(task)), name)
             cells = {words: _cell(task, score(model, task, setting)) for words, setting in settings.items()}
             found = correlation_text(correlation(model, task))
-            rows.append({"text, tokens": f"{TITLES[task]}, {tokens:,}"} | cells | {"r": found})
+            rows.append({"task, tokens": f"{TITLES[task]}, {tokens:,}"} | cells | {"r": found})
     return pd.DataFrame(rows)
 
 

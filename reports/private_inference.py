@@ -109,8 +109,8 @@ show.table(
 # defaults, secret-shared weights, tanh GELU, exponentials clipped below -14, Q, K and V in one product, token ids
 # looked up in secret, logits of all positions, a final LayerNorm in every row, scaling factors that cost no bytes, and
 # GB of 10⁹ bytes in both directions. It is the best fit, not the only good one. One product for Q, K and V, the
-# fraction bits and the final LayerNorm matter little. Choices whose change takes the residual above 15 % are certain:
-# among them version, GELU and shared weights.
+# fraction bits and the final LayerNorm matter little. Version, GELU and shared weights matter much: with another one
+# the residual is above 15 %.
 
 # %%
 show.figure(
@@ -138,7 +138,7 @@ show.table(
 # unoptimised GELU. A GELU of three polynomial segments, known since BumbleBee, costs a third of its bytes. If the
 # baseline uses that GELU, the saving is about half as large. A saving is a factor, so its parts multiply. If both sides
 # are fully optimised, it is larger than published, but fusing or pruning the feed-forward networks adds nothing to it:
-# our program folds all linear ones into attention.
+# our program folds linear ones without LayerNorm into attention.
 
 # %%
 show.figure(

@@ -235,16 +235,15 @@ def best_ngram(results: Results, scale: str) -> str:
 
 
 def repeated(results: Results) -> dict[str, object]:
-    """GPU trainings of scale desk that were repeated on a CPU: its perplexity over the GPU's, how many lie within the
-    range of the run's seeds, and how many steps the one went that was stopped."""
+    """GPU trainings of scale desk that were repeated on a CPU: its perplexity over the GPU's, and how many lie within
+    the range of the run's seeds."""
     lines, desk = read_csv(results.root / "results/desk/repeated.csv"), results.at("desk")
     repeats = {one["run"]: float(one["cpu"]) for one in lines if one["quantity"] == "perplexity"}
     ratios = {one["run"]: float(one["cpu"]) / float(one["gpu"]) for one in lines if one["run"] in repeats}
     seeds = {run: [one.metrics["eval_perplexity"] for one in desk.seeds(run)] for run in repeats}
     within = sum(min(seeds[run]) <= cpu <= max(seeds[run]) for run, cpu in repeats.items() if seeds[run])
-    steps = [int(one["step"]) for one in lines if one["quantity"] == "train_loss"]
     changes = ", ".join(f"{notation(results, run)} {100 * (ratio - 1):+.1f} %" for run, ratio in ratios.items())
-    return {"changes": changes, "within": within, "repeats": len(repeats), "steps": max(steps, default=0)}
+    return {"changes": changes, "within": within, "repeats": len(repeats)}
 
 
 def learning_rates(results: Results) -> pd.DataFrame:

@@ -10,7 +10,12 @@ from __future__ import annotations
 
 import argparse
 import json
+import multiprocessing
+import os
 import time
+from collections.abc import Container, Iterator, Sequence
+from concurrent.futures import ProcessPoolExecutor
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -22,7 +27,7 @@ from aero.config import load
 from aero.errors import UserError, json_file, run_main
 from aero.records import csv_text, write_together
 from aero.sensitivity.setting import Setting, learning_rates
-from aero.sensitivity.stacked import train
+from aero.sensitivity.stacked import Trained, train
 from aero.sensitivity.sweep import figure_rate, gain_rows, loss_rows, shown_rate, trace_rows
 
 
@@ -41,7 +46,6 @@ def main(arguments: list[str]) -> None:
     setting = Setting(**section.experiment(), steps=sizes.steps)
     rates, seeds = learning_rates(), tuple(range(sizes.seeds))
     torch.set_num_threads(section.threads or torch.get_num_threads())
-    torch.set_flush_denormal(True)  # collapsed attention is full of denormal numbers, which are slow
     described = {
         "setting": {**section.experiment(), "steps": sizes.steps, "window": section.window, "initial": section.initial},
         "seeds": list(seeds),
@@ -50,11 +54,9 @@ def main(arguments: list[str]) -> None:
         repeat_figures(chosen.figures_at, setting, described, chosen.to)
         return
     started, trained, seconds = records.now(), {}, {}
-    for name, core in CORES.items():
-        began = time.perf_counter()
-        trained[name] = train(core, setting, rates, seeds, observe_at=(setting.steps - 1,))
-        seconds[name] = round(time.perf_counter() - began, 1)
-        print(f"{name}: {len(rates) * len(seeds)} models, {sizes.steps} steps, {seconds[name]} s", flush=True)
+    for name, found, spent in train_cores(setting, rates, seeds, (setting.steps - 1,)):
+        trained[name], seconds[name] = found, spent
+        print(f"{name}: {len(rates) * len(seeds)} models, {sizes.steps} steps, {spent} s", flush=True)
     rows = [row for n in trained for row in loss_rows(n, trained[n], rates, seeds, section.window, section.initial)]
     rate = figure_rate(trained, rates, section.window)
     about = {
@@ -68,6 +70,27 @@ def main(arguments: list[str]) -> None:
     files = {"losses.csv": csv_text(list(rows[0]), rows)}
     files |= figure_files(shown_rate(about), setting, seeds)
     write(chosen.to, files, about)
+
+
+def train_cores(
+    setting: Setting, rates: Sequence[float], seeds: Sequence[int], observe_at: Container[int]
+) -> Iterator[tuple[str, Trained, float]]:
+    """Every core's trainings and their seconds, in the order of CORES; several cores train at a time."""
+    threads = torch.get_num_threads()
+    context = multiprocessing.get_context("forkserver")  # PyTorch's gradients do not survive a plain fork
+    context.set_forkserver_preload(["aero.sensitivity.sweep"])
+    processes = max(1, len(os.sched_getaffinity(0)) // threads)
+    with ProcessPoolExecutor(processes, context, torch.set_num_threads, (threads,)) as pool:
+        yield from pool.map(partial(train_core, setting, rates, seeds, observe_at), CORES)
+
+
+def train_core(
+    setting: Setting, rates: Sequence[float], seeds: Sequence[int], observe_at: Container[int], name: str
+) -> tuple[str, Trained, float]:
+    torch.set_flush_denormal(True)  # collapsed attention is full of denormal numbers, which are slow
+    began = time.perf_counter()
+    trained = train(CORES[name], setting, rates, seeds, observe_at=observe_at)
+    return name, trained, round(time.perf_counter() - began, 1)
 
 
 def repeat_figures(rate: float, setting: Setting, described: dict[str, Any], folder: Path) -> None:
@@ -86,10 +109,9 @@ def repeat_figures(rate: float, setting: Setting, described: dict[str, Any], fol
 def figure_files(rate: float, setting: Setting, seeds: tuple[int, ...]) -> dict[str, str]:
     """traces.csv and gains.csv of trainings of every core at one rate."""
     traces, gains = [], []
-    for name, core in CORES.items():
-        trained = train(core, setting, (rate,), seeds, observe_at=range(setting.steps))
+    for name, trained, _ in train_cores(setting, (rate,), seeds, range(setting.steps)):
         traces += trace_rows(name, trained, 0, seeds)
-        gains += gain_rows(name, core, trained, 0, seeds)
+        gains += gain_rows(name, CORES[name], trained, 0, seeds)
     return {"traces.csv": csv_text(list(traces[0]), traces), "gains.csv": csv_text(list(gains[0]), gains)}
 
 

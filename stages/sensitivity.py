@@ -10,11 +10,10 @@ from __future__ import annotations
 
 import argparse
 import json
-import multiprocessing
 import os
 import time
 from collections.abc import Container, Iterator, Sequence
-from concurrent.futures import ProcessPoolExecutor
+from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -77,17 +76,18 @@ def train_cores(
 ) -> Iterator[tuple[str, Trained, float]]:
     """Every core's trainings and their seconds, in the order of CORES; several cores train at a time."""
     threads = torch.get_num_threads()
-    context = multiprocessing.get_context("forkserver")  # PyTorch's gradients do not survive a plain fork
-    context.set_forkserver_preload(["aero.sensitivity.sweep"])
-    processes = max(1, len(os.sched_getaffinity(0)) // threads)
-    with ProcessPoolExecutor(processes, context, torch.set_num_threads, (threads,)) as pool:
+
+    def prepare() -> None:  # these settings are a thread's own
+        torch.set_num_threads(threads)
+        torch.set_flush_denormal(True)  # collapsed attention is full of denormal numbers, which are slow
+
+    with ThreadPoolExecutor(max(1, len(os.sched_getaffinity(0)) // threads), initializer=prepare) as pool:
         yield from pool.map(partial(train_core, setting, rates, seeds, observe_at), CORES)
 
 
 def train_core(
     setting: Setting, rates: Sequence[float], seeds: Sequence[int], observe_at: Container[int], name: str
 ) -> tuple[str, Trained, float]:
-    torch.set_flush_denormal(True)  # collapsed attention is full of denormal numbers, which are slow
     began = time.perf_counter()
     trained = train(CORES[name], setting, rates, seeds, observe_at=observe_at)
     return name, trained, round(time.perf_counter() - began, 1)

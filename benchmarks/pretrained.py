@@ -1,13 +1,13 @@
 """Private inference of a pretrained Hugging Face model after a public prefix: value ranges, agreement with PyTorch.
 
     python -m benchmarks.pretrained FOLDER --prefix $'<|im_start|>user\n' --ranges
-    python -m benchmarks.pretrained FOLDER --prefix $'<|im_start|>user\n' --emulated 50 --private 2
+    python -m benchmarks.pretrained FOLDER --prefix $'<|im_start|>user\n' --private 10
 
-Prompts are the first 16 tokens of sentences of this repository's documentation, which no pretrained model has seen.
-"private": two processes. "emulated": the same program in the clear, in float64, with weights and every operation's
-result rounded to 18 fraction bits; not SPU's own truncations, roots and reciprocals. Writes results/two_party/
-pretrained_ranges.csv: for each layer and operation, the largest value over the check's prompts of 128 tokens and what
-it must stay below; and pretrained.csv: one line for each prompt. Seconds mean something on an idle machine only.
+Prompts are the beginnings of sentences of this repository's documentation, which no pretrained model has seen. One
+private pass gives the next token after the first 12, 13, ... 16 tokens of a sentence: five prompts. Writes
+results/two_party/pretrained_ranges.csv: for each layer and operation, the largest value over the check's prompts of 128
+tokens and what it must stay below; and pretrained.csv: one line for each prompt, added after each pass. Seconds mean
+something on an idle machine only.
 """
 
 from __future__ import annotations
@@ -36,8 +36,7 @@ from aero.two_party.program.end_to_end import PublicModel
 from aero.two_party.program.fixed_point import limits, probes, watched
 from aero.two_party.program.forward import forward, prefix_past
 from aero.two_party.program.generation import Generator
-from aero.two_party.program.inputs import Past, at_positions, one_hot_rows
-from aero.two_party.program.operations import call
+from aero.two_party.program.inputs import at_positions, one_hot_rows
 from aero.two_party.program.weights import weight_arrays, within_budget
 from aero.two_party.runtime.parties import Party, run_parties
 from aero.two_party.runtime.profile import Profile, check_pair
@@ -46,9 +45,11 @@ from benchmarks.timing import replace_lines, write_lines
 
 FOLDER = Path("results/two_party")
 TOKENS, PROBES = 16, 7
+LENGTHS = range(12, TOKENS + 1)
+"""Tokens of the prompts that one private pass answers; bytes and seconds are those of the pass."""
 RANGES = ("model", "prefix", "layer", "operation", "limit", "value", "holds", "share", "commit")
 COLUMNS = (
-    *("model", "prefix", "how", "program", "prompt", "tokens", "token", "top_token_equal", "max_error"),
+    *("model", "prefix", "program", "prompt", "tokens", "token", "top_token_equal", "max_error"),
     *("rms_error", "bytes", "messages", "seconds", "load", "measured", "commit", "machine"),
 )
 
@@ -87,26 +88,6 @@ def ranges(model: GPT, program: str, prefix: list[int], settings: Settings) -> l
     ]
 
 
-def emulated(model: GPT, program: str, prefix: list[int], prompts: list[list[int]], bits: int) -> list[np.ndarray]:
-    """Logits (V,) after each prompt."""
-
-    def rounded(x: Any) -> Any:
-        return jax.numpy.round(jax.numpy.asarray(x, "float64") * 2.0**bits) / 2.0**bits
-
-    def run(kind: str, *arrays: Any, **constants: float) -> Any:
-        return rounded(arrays[0] @ arrays[1] if kind == "embedding_lookup" else call(kind, *arrays, **constants))
-
-    found, past = [], prefix_past(model, prefix)
-    with jax.experimental.enable_x64():
-        weights = {name: rounded(value) for name, value in weight_arrays(model, program).items()}
-        past = Past(list(map(rounded, past.keys)), list(map(rounded, past.values)))
-        for ids in prompts:
-            rows, placed = one_hot_rows(ids, model.config.vocabulary), at_positions(weights, len(prefix), len(ids))
-            logits, *_ = forward(run, model.architecture, model.config, program, placed, rounded(rows), past)
-            found.append(np.asarray(logits))
-    return found
-
-
 def passes_task(party: Party, given: dict[str, Any]) -> list[tuple[Profile, Any, float]]:
     """In a party process: warm up, then the passes of every text: profile, logits (client), seconds."""
     model, found = given["model"], []
@@ -115,7 +96,7 @@ def passes_task(party: Party, given: dict[str, Any]) -> list[tuple[Profile, Any,
         generator, first = Generator(party, model, given.get("weights"), cached, given["prefix"], given.get("past")), 0
         for tokens in counts:
             start, first = time.monotonic(), first + tokens
-            every = 1 < tokens < first  # a later pass verifies proposed tokens
+            every = 1 < tokens and (given["every_row"] or tokens < first)  # a later pass verifies proposed tokens
             step = generator.step(None if ids is None else ids[first - tokens : first], tokens, every=every)
             found.append((step.profile, step.logits, time.monotonic() - start - step.prepared_s))
             party.control(f"{'cached' if cached else 'whole'} pass to token {first}: {found[-1][-1]:.1f} s")
@@ -123,14 +104,21 @@ def passes_task(party: Party, given: dict[str, Any]) -> list[tuple[Profile, Any,
 
 
 def private(
-    model: GPT, program: str, prefix: list[int], texts: Sequence[tuple[list[int], bool, list[int]]], settings: Settings
+    model: GPT,
+    program: str,
+    prefix: list[int],
+    texts: Sequence[tuple[list[int], bool, list[int]]],
+    settings: Settings,
+    every_row: bool = False,
 ) -> list[dict[str, Any]]:
     """Every pass in one session: logits, bytes, messages, wall-clock seconds, and SPU's own seconds.
 
-    texts: of each the ids, whether keys and values are cached, and how many tokens each of its passes adds.
+    texts: of each the ids, whether keys and values are cached, and how many tokens each of its passes adds. every_row:
+    logits (tokens, V) after every token of the first pass, too.
     """
     public = PublicModel(str(model.architecture), asdict(model.config), program)
     common = {"model": public, "prefix": len(prefix), "texts": [(None, *passes) for _, *passes in texts]}
+    common["every_row"] = every_row
     own = {"weights": weight_arrays(model, program), "past": prefix_past(model, prefix)}
     inputs = common | {"texts": texts}, common | own
     client, server = run_parties(passes_task, *inputs, settings, on_control=lambda said: print(said, flush=True))
@@ -158,8 +146,7 @@ def main(arguments: list[str]) -> None:
     parser.add_argument("--prefix", required=True)
     parser.add_argument("--program", default="tuned")
     parser.add_argument("--ranges", action="store_true")
-    parser.add_argument("--emulated", type=int, default=0, metavar="PROMPTS")
-    parser.add_argument("--private", type=int, default=0, metavar="PROMPTS")
+    parser.add_argument("--private", type=int, default=0, metavar="PASSES")
     given = parser.parse_args(arguments)
     settings = Settings(receive_timeout_s=3600.0)
     model, tokenizer = convert.load(given.folder), FastTokenizer((given.folder / "tokenizer.json").read_text())
@@ -171,19 +158,12 @@ def main(arguments: list[str]) -> None:
         write_lines(FOLDER / "pretrained_ranges.csv", RANGES, lines)
     common |= {"program": program, "machine": source["machine"]}
     every = sentences(tokenizer)
-    for how, count in (("emulated", given.emulated), ("private", given.private)):
-        if not count:
-            continue
-        prompts = every[:: len(every) // count][:count]
-        if how == "private":
-            found = private(model, program, prefix, [(ids, True, [TOKENS]) for ids in prompts], settings)
-        else:
-            found = [{"logits": one} for one in emulated(model, program, prefix, prompts, settings.fraction_bits)]
-        made = common | {"how": how, "measured": records.now(), "load": round(os.getloadavg()[1], 1)}
-        pairs = zip(prompts, found, strict=True)
-        lines = [made | one | compared(model, prefix, ids, tokenizer, one["logits"]) for ids, one in pairs]
-        replace_lines(FOLDER / "pretrained.csv", COLUMNS, lines, "how", "prompt")
-        print(f"{how}: {sum(line['top_token_equal'] for line in lines)} of {len(lines)} top tokens equal")
+    for ids in every[:: len(every) // given.private][: given.private] if given.private else ():
+        (one,) = private(model, program, prefix, [(ids, True, [TOKENS])], settings, every_row=True)
+        made = common | one | {"measured": records.now(), "load": round(os.getloadavg()[1], 1)}
+        lines = [made | compared(model, prefix, ids[:n], tokenizer, one["logits"][n - 1]) for n in LENGTHS]
+        replace_lines(FOLDER / "pretrained.csv", COLUMNS, lines, "program", "prompt")
+        print(f"{sum(line['top_token_equal'] for line in lines)} of {len(lines)} top tokens equal", flush=True)
 
 
 if __name__ == "__main__":

@@ -1,6 +1,7 @@
 """Measure the operations of every row of AERO Tables 4-7 and Figure 15 at their published sizes, and compose the rows.
 
-Given architectures, measure those at the given sizes instead, for `aero cost` (asked_ops.csv).
+Given architectures, measure those at the given sizes instead, for `aero cost` (asked_ops.csv). With --nonlinearities,
+measure one site each of what papers put in place of LayerNorm, softmax and GELU, at GPT-2's size (nonlinearities.csv).
 
 At GPT-2's published sizes all rows take hours, most of them for T=512. The files are written after every session; after
 an interruption or --minutes, the same command continues.
@@ -20,8 +21,10 @@ from aero.hf.convert import describe
 from aero.records import lock
 from aero.two_party.cost import ledger
 from aero.two_party.cost.counts import OWN, model_config
-from aero.two_party.cost.resume import PrintedRow, measure_rows
+from aero.two_party.cost.resume import PrintedRow, Wanted, measure_missing, measure_rows
 from aero.two_party.program.forward import operations
+from aero.two_party.program.operations import Operation
+from aero.two_party.runtime.settings import Settings
 
 
 def printed_rows(parameters: Parameters) -> list[PrintedRow]:
@@ -60,6 +63,16 @@ def asked_rows(chosen: argparse.Namespace) -> list[PrintedRow]:
     return found
 
 
+def nonlinearities() -> list[Wanted]:
+    """One site of each in GPT-2 small: T=128, d=768, 12 heads, FFN width 3,072."""
+    states, gain, logits, hidden = (128, 768), (768,), (12, 128, 128), (128, 3072)
+    shapes = {"layer_norm": (states, gain, gain), "rms_norm": (states, gain), "consmax": (logits, (12, 1, 1))}
+    shapes |= dict.fromkeys(("dyt", "hard_tanh_dyt"), (states, (), gain, gain))
+    shapes |= dict.fromkeys(("softmax_plain", "relu_attention", "sigmoid_attention"), (logits,))
+    shapes |= dict.fromkeys(("gelu_plain", "silu", "relu", "squared_relu"), (hidden,))
+    return [Wanted(Operation(kind, of), "gpt2", 128) for kind, of in shapes.items()]
+
+
 def rounds_runs(parameters: Parameters, wanted: bool = True) -> int:
     """Repetitions of the measurement of rounds, 0 for none."""
     return 0 if not wanted else 1 if parameters.active.two_party == OWN else 3
@@ -75,6 +88,7 @@ def main(arguments: list[str]) -> None:
     parser.add_argument("--model", default="gpt2", help="their family (default gpt2); or a Hugging Face model's folder")
     parser.add_argument("--context", type=int, default=128, help="their context in tokens, T (default 128)")
     parser.add_argument("--program", default="tuned", help="their program (default tuned)")
+    parser.add_argument("--nonlinearities", action="store_true", help="measure those instead; about ten minutes")
     for name in CHANGEABLE:
         parser.add_argument(f"--{name}", type=int, help="overrides the family's published value")
     chosen = parser.parse_args(arguments)
@@ -86,6 +100,12 @@ def main(arguments: list[str]) -> None:
     if asked := chosen.architectures or Path(chosen.model).is_dir():
         rows, programs = asked_rows(chosen), [chosen.program]
         ops_file, rows_file = chosen.folder / "asked_ops.csv", None
+    if chosen.nonlinearities:
+        path, settings = chosen.folder / "nonlinearities.csv", Settings(**parameters.two_party.settings())
+        measure_missing(
+            nonlinearities(), path, parameters.two_party.variant(), settings, rounds_runs=3, repeats={128: 3}
+        )
+        return
     with lock(ops_file, f"adding to {ops_file}"):
         if asked and ops_file.exists():
             options["others"] = ledger.read(ops_file, ledger.Measurement)

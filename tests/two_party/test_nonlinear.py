@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from functools import partial
 
 import jax
 import jax.numpy as jnp
@@ -11,6 +12,7 @@ import pytest
 
 from aero.two_party.program import nonlinear
 from aero.two_party.program.cover import Cover, narrow_levels, tree_levels
+from aero.two_party.runtime.parties import CLIENT, Settings, run_parties
 
 
 def exact_softmax(logits: np.ndarray) -> np.ndarray:
@@ -82,6 +84,39 @@ def test_norms_against_their_definitions():
     expected = x / np.sqrt((x * x).mean(-1, keepdims=True) + 1e-5) * gain
     np.testing.assert_allclose(np.asarray(nonlinear.rms_norm(x, gain)), expected, atol=1e-5)
     np.testing.assert_allclose(np.asarray(nonlinear.rms_normalise(x, tiles=True)) * gain, expected, atol=1e-5)
+
+
+def alternatives_task(party, logits):
+    """The client's values of every function of ALTERNATIVES, as two parties compute them."""
+    party.put("x", logits, LOGITS.shape, from_rank=CLIENT)
+    party.put_public("half", np.float32(0.5))
+    found = {}
+    for name, (function, given, _) in ALTERNATIVES.items():
+        party.run(function, given, ["y"])
+        found[name] = party.reveal("y", to=CLIENT)
+    return found
+
+
+LOGITS = np.random.default_rng(2).uniform(-6, 6, (2, 16, 16)).astype(np.float32)
+VISIBLE = nonlinear.causal_mask(16, 16)
+ALTERNATIVES = {
+    "DyT": (nonlinear.dyt, ["x", "half", "half", "half"], 0.5 * np.tanh(0.5 * LOGITS) + 0.5),
+    "hard": (partial(nonlinear.dyt, hard=True), ["x", *3 * ["half"]], 0.5 * np.clip(0.5 * LOGITS, -1, 1) + 0.5),
+    "ReLU attention": (nonlinear.relu_attention, ["x"], VISIBLE * np.maximum(LOGITS, 0) / 16),
+    "sigmoid attention": (nonlinear.sigmoid_attention, ["x"], VISIBLE / (1 + 16 * np.exp(-LOGITS))),
+    "ConSmax": (nonlinear.consmax, ["x", "half"], VISIBLE * 0.5 * np.exp(LOGITS)),
+    "squared ReLU": (nonlinear.squared_relu, ["x"], np.maximum(LOGITS, 0) ** 2),
+}
+
+
+def test_what_other_papers_put_in_place_of_layernorm_softmax_and_gelu():
+    for function, given, expected in ALTERNATIVES.values():
+        arrays = [LOGITS, *(len(given) - 1) * [np.float32(0.5)]]
+        np.testing.assert_allclose(np.asarray(function(*arrays)), expected, rtol=1e-5, atol=1e-5)
+    private, _ = run_parties(alternatives_task, LOGITS, None, Settings())
+    for name, (*_, expected) in ALTERNATIVES.items():
+        # SPU's exponential has a relative error of x^2 / 2^9, at most 7 % here.
+        np.testing.assert_allclose(private[name], expected, rtol=0.075, atol=0.01, err_msg=name)
 
 
 def equations(jaxpr):

@@ -163,6 +163,13 @@ KINDS: dict[str, Kind] = {
     "gelu_segments": Kind(nonlinear.gelu_segments, ("secret",)),
     "relu": Kind(nonlinear.relu, ("secret",)),
     "leaky_relu": Kind(nonlinear.leaky_relu, ("secret", "server")),
+    # Of no program: what other papers put in place of LayerNorm, softmax and GELU.
+    "dyt": Kind(nonlinear.dyt, ("secret", "server", "server", "server")),
+    "hard_tanh_dyt": Kind(partial(nonlinear.dyt, hard=True), ("secret", "server", "server", "server")),
+    "relu_attention": Kind(nonlinear.relu_attention, ("secret",)),
+    "sigmoid_attention": Kind(nonlinear.sigmoid_attention, ("secret",)),
+    "consmax": Kind(nonlinear.consmax, ("secret", "server")),
+    "squared_relu": Kind(nonlinear.squared_relu, ("secret",)),
 }
 
 SHARED = "_shared"

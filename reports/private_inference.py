@@ -199,6 +199,23 @@ show.table(
 )
 
 # %% [markdown]
+# ## Nonlinear functions beyond the papers
+#
+# Newer networks replace LayerNorm, softmax or GELU by functions that are cheap in the clear. They need not be cheap in
+# private.
+
+# %%
+show.table(
+    tables.nonlinearities(results),
+    "One site of GPT-2 small, T=128",
+    "Stock SPU, all measured in one session. GPT-2 has 25 LayerNorms, 12 softmaxes and 12 GELUs. Papers: DyT (arXiv "
+    "2503.10622), ReLU attention (2309.08586), sigmoid attention (2409.04431), ConSmax (2402.10930), squared ReLU "
+    "(2109.08668).",
+    sources=[str(tables.NONLINEARITIES)],
+    command="python -m stages.two_party_all --nonlinearities --folder results/two_party",
+)
+
+# %% [markdown]
 # ## Other systems
 #
 # Our smallest number is of a network whose layers have no nonlinear operation but the softmax. Like for like

@@ -53,6 +53,37 @@ SHAPED = Path("results/two_party/shaped.csv")
 ABLATION = Path("results/two_party/savings.csv")
 ABLATION_ERRORS = Path("results/two_party/savings_errors.csv")
 OUTSIDE = Path("results/two_party/outside_tuned.csv")
+NONLINEARITIES = Path("results/two_party/nonlinearities.csv")
+ALTERNATIVES = {
+    "LayerNorm": {"layer_norm": "", "rms_norm": "RMSNorm", "dyt": "DyT", "hard_tanh_dyt": "DyT, tanh clipped to ±1"},
+    "softmax": {
+        "softmax_plain": "",
+        "relu_attention": "ReLU attention",
+        "sigmoid_attention": "sigmoid attention",
+        "consmax": "ConSmax",
+    },
+    "GELU": {"gelu_plain": "", "silu": "SiLU", "relu": "ReLU", "squared_relu": "squared ReLU"},
+}
+"""What papers put in place of a function: names of operations and their titles, the function itself first."""
+
+
+def nonlinearities(results: Results) -> pd.DataFrame:
+    """One site of each of ALTERNATIVES at GPT-2's size under stock SPU, beside the function that it replaces."""
+    found = {line["op"]: line for line in read_csv(results.root / NONLINEARITIES)}
+    sent = {op: float(line["bytes_sent_client"]) + float(line["bytes_sent_server"]) for op, line in found.items()}
+    return pd.DataFrame(
+        {
+            "function": title or function,
+            "in place of": function if title else "",
+            "MB": text(sent[op] / 1e6),
+            "of its MB": f"{text(sent[op] / sent[next(iter(titles))], 2)}x" if title else "",
+            "rounds": text(float(found[op]["rounds"])),
+            "computing s": text(float(found[op]["seconds"]), 2),
+        }
+        for function, titles in ALTERNATIVES.items()
+        for op, title in titles.items()
+        if op in found
+    )
 
 
 def text(value: float | None, digits: int = 3, unit: str = "") -> str:

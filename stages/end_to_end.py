@@ -59,7 +59,7 @@ def main(arguments: list[str]) -> None:
 def passes(parameters: Parameters, run: str, model: Any, named: str, folder: Path) -> dict[str, Any]:
     """Bytes, seconds and errors of the passes of a run's model with one program. UserError if the run diverged."""
     config, count = model.config, parameters.two_party.prompts
-    tokens = open_tokens(folder, verify=True)
+    tokens = open_tokens(folder)
     held_out = evaluation_batches(
         tokens.valid, config.context, count, count * config.context, parameters.corpus_called(None).packing
     )

@@ -227,7 +227,7 @@ def run_tokens(parameters: Parameters, run: ResolvedRun, root: Path, given: Path
     missing or damaged.
     """
     if given is not None:
-        return open_tokens(given, verify=True)
+        return open_tokens(given)
     folder = tokens_folder(run.corpus_name, root)
     option = "" if run.corpus_name is None else f" --corpus {run.corpus_name}"
     if root != Path("runs"):
@@ -235,7 +235,7 @@ def run_tokens(parameters: Parameters, run: ResolvedRun, root: Path, given: Path
     remedy = f"make it again: python -m stages.tokenize_corpus{option}"
     if not (folder / "manifest.json").is_file() and root != Path("runs"):
         raise UserError(f"token files {folder} of scale {parameters.scale} are missing; {remedy}")
-    tokens = open_tokens(folder, verify=True)
+    tokens = open_tokens(folder)
     corpus = tokens.manifest["corpus"]["name"]
     if corpus != run.corpus.name:
         raise UserError(f"{folder} is of corpus {corpus}, scale {run.scale} needs {run.corpus.name}; {remedy}")

@@ -53,7 +53,7 @@ def test_token_files_hold_these_ids_with_d_behind_every_book(tmp_path, vocabular
             return {"name": "books"}
 
     write_tokens(Books(), vocabulary, tmp_path / "tokens")
-    tokens = open_tokens(tmp_path / "tokens", verify=True)
+    tokens = open_tokens(tmp_path / "tokens")
     assert tokens.train.tokens.tolist() == [*vocabulary.encode("the value"), 2, *vocabulary.encode("é \u4f60\n"), 2]
     assert tokens.vocabulary == 420 and load_tokenizer(tmp_path / "tokens/tokenizer.json") == vocabulary
 

@@ -81,5 +81,5 @@ def test_languini_with_its_own_vocabulary(params, tmp_path):
     values["corpora"]["languini"]["vocabulary"] = 420
     params()
     tokenize_corpus.main(["--corpus", "languini"])
-    tokens = open_tokens("runs/tokens_languini", verify=True)
+    tokens = open_tokens("runs/tokens_languini")
     assert load_tokenizer("runs/tokens_languini/tokenizer.json").decode(tokens.train.tokens) == "The value of é.\n<D>"

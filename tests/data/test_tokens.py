@@ -29,7 +29,7 @@ def folder(tmp_path, tokenizer):
 
 
 def test_written_documents_are_read_back(folder, tokenizer):
-    tokens = open_tokens(folder, verify=True)
+    tokens = open_tokens(folder)
     for stream, texts in ((tokens.train, TRAIN), (tokens.valid, VALID)):
         assert stream.tokens.dtype == np.uint16 and stream.offsets.dtype == np.uint64
         assert len(stream.offsets) == len(texts) + 1
@@ -86,7 +86,7 @@ def test_a_failure_keeps_the_older_folder(folder, tmp_path, tokenizer):
     corpus.documents = broken
     with pytest.raises(OSError, match="No space"):
         write_tokens(corpus, tokenizer, folder)
-    assert len(open_tokens(folder, verify=True).train.offsets) == len(TRAIN) + 1
+    assert len(open_tokens(folder).train.offsets) == len(TRAIN) + 1
     assert [path.name for path in tmp_path.iterdir()] == ["tokens"]
 
 
@@ -119,11 +119,12 @@ def edit(path, change):
 @pytest.mark.parametrize(
     ("damage", "message"),
     [
-        (lambda f: truncate(f / "train.bin"), r"train.bin is damaged: \d+ bytes instead of"),
+        (lambda f: truncate(f / "train.bin"), "train.bin is damaged: its SHA-256"),
+        (lambda f: flip(f / "train.bin", 100), "train.bin is damaged: its SHA-256"),
         (lambda f: truncate(f / "valid.bin", 1), "valid.bin is damaged"),
         (lambda f: (f / "valid.bin").unlink(), "valid.bin is damaged: it does not exist"),
         (lambda f: truncate(f / "train.offsets.npy"), "train.offsets.npy is damaged"),
-        (lambda f: flip(f / "train.offsets.npy", 128), "train.offsets.npy is damaged: the document boundaries"),
+        (lambda f: flip(f / "train.offsets.npy", 128), "train.offsets.npy is damaged: its SHA-256"),
         (lambda f: (f / "train.offsets.npy").write_bytes(b""), "train.offsets.npy is damaged"),
         (lambda f: np.save(f / "train.offsets.npy", np.array([{}], object)), "train.offsets.npy is damaged"),
         (lambda f: np.save(f / "valid.offsets.npy", np.zeros(3, np.int32)), "valid.offsets.npy is damaged"),
@@ -138,16 +139,3 @@ def test_damage_is_reported_with_file_and_remedy(folder, damage, message):
     damage(folder)
     with pytest.raises(ValueError, match=f"{message}.*dvc repro -f tokenize"):
         open_tokens(folder)
-
-
-@pytest.mark.parametrize("name", ["train.bin", "train.offsets.npy"])
-def test_a_changed_byte_is_found_by_verification(folder, name):
-    if name == "train.bin":
-        flip(folder / name, 100)
-    else:  # a document boundary moved by one token
-        offsets = np.load(folder / name)
-        offsets[3] += 1
-        np.save(folder / name, offsets)
-    open_tokens(folder)
-    with pytest.raises(ValueError, match=f"{name} is damaged: its SHA-256.*dvc repro"):
-        open_tokens(folder, verify=True)

@@ -112,12 +112,6 @@ def refuse_changes(values: Mapping[str, Any], path: Path, allow_changes: bool = 
         raise UserError(f"{path} was made by uncommitted code; commit and run it again, or --allow-changes")
 
 
-def check_name(name: Any, what: str, path: Path) -> None:
-    """UserError unless `name` is plain: a result file must not choose the folder it is copied to."""
-    if not isinstance(name, str) or not re.fullmatch(r"[\w-]{1,100}", name):
-        raise UserError(f"{path}: its {what} is {cut(repr(name), 100)}, which is not a plain name; make it again")
-
-
 @dataclass(frozen=True)
 class Training:
     """Results of one training. curves: the columns of its log, one value a logged step, None where there is none;
@@ -133,14 +127,11 @@ class Training:
 
 
 def read_metrics(folder: Path) -> dict[str, Any]:
-    """Metrics of the finished training in a folder of runs/. UserError if they are damaged or not of the run and seed
-    that the folder is named after; FileNotFoundError if there are none.
+    """Metrics of the finished training in a folder of runs/. UserError if they are damaged; FileNotFoundError if there
+    are none.
     """
-    expected = {}
-    if folder.name.startswith("seed_") and folder.name[5:].isdecimal():
-        expected = {"run": folder.parent.name, "seed": int(folder.name[5:])}
     path = folder / "metrics.json"
-    return _checked(json_file(path), str(path), **expected)
+    return _checked(json_file(path), str(path))
 
 
 def read_training(folder: Path) -> Training:
@@ -159,10 +150,8 @@ def keep(folders: Iterable[Path], results: Path = Path("results"), allow_changes
     """
     by_scale: dict[str, list[Training]] = {}
     for folder in folders:
-        training, path = read_training(folder), folder / "metrics.json"
-        refuse_changes(training.metrics, path, allow_changes)
-        for name in ("scale", "run"):
-            check_name(training.metrics[name], name, path)
+        training = read_training(folder)
+        refuse_changes(training.metrics, folder / "metrics.json", allow_changes)
         by_scale.setdefault(training.metrics["scale"], []).append(training)
     for scale, trainings in by_scale.items():
         write_trainings(results / scale, trainings)
@@ -270,7 +259,7 @@ TOLERANCE = 1e-3
 
 def _checked(values: Any, place: str, **expected: Any) -> dict[str, Any]:
     """`values` if they are plausible metrics of a training: perplexity equals exp(loss), both exist unless it diverged,
-    and each of `expected` (run, scale, seed) has the given value. UserError, naming the place, if not.
+    and each of `expected` (scale) has the given value. UserError, naming the place, if not.
     """
     try:
         _check_metrics(values, expected)
@@ -288,8 +277,10 @@ def _check_metrics(values: Any, expected: Mapping[str, Any]) -> None:
         if not holds:
             raise ValueError(f"{name} is {cut(repr(values[name]), 40)}, {wanted}")
 
-    for name in ("run", "scale", "architecture"):
-        require(name, isinstance(values[name], str), "not a name")
+    for name in ("run", "scale"):  # a result must not choose the folder it is copied to
+        plain = isinstance(values[name], str) and re.fullmatch(r"[\w-]{1,100}", values[name])
+        require(name, bool(plain), "not a plain name")
+    require("architecture", isinstance(values["architecture"], str), "not a name")
     for name, least in (("seed", 0), ("tokens", 0), ("context", 1)):
         require(name, type(values[name]) is int, "not a number")
         require(name, least <= values[name] < 2**63, "out of range")

@@ -10,7 +10,7 @@ import argparse
 from pathlib import Path
 
 from aero.errors import UserError, run_main
-from aero.records import FILES, Training, check_name, read_trainings, refuse_changes, write_trainings
+from aero.records import FILES, Training, read_trainings, refuse_changes, write_trainings
 
 
 def main(arguments: list[str]) -> None:
@@ -26,7 +26,6 @@ def main(arguments: list[str]) -> None:
             raise UserError(f"{folder} has no {FILES[0]} with trainings; name a folder of `stages.train_limited --out`")
         for training in trainings:
             refuse_changes(training.metrics, folder / FILES[0], chosen.allow_changes)
-            check_name(training.metrics["scale"], "scale", folder / FILES[0])
         found += trainings
     for scale in sorted({training.metrics["scale"] for training in found}):
         merge(chosen.to / scale, [training for training in found if training.metrics["scale"] == scale])

@@ -97,8 +97,6 @@ def test_a_training_of_runs_is_kept_with_its_own_entropies(project, laptop):
     [
         ({"provenance": {}}, "does not name the commit"),
         ({"scale": "../../elsewhere"}, "not a plain name"),
-        ({"run": "sm"}, "run is 'sm', but its place is that of sm-r"),
-        ({"seed": 5}, "seed is 5, but its place is that of 1337"),
         ({"provenance": {"commit": "0" * 40 + "+changes"}}, "uncommitted code"),
     ],
 )
@@ -138,7 +136,7 @@ def test_merging_takes_the_later_training(tmp_path, laptop, monkeypatch, capsys)
         ({"eval_perplexity": None}, "did not diverge"),
         ({"eval_perplexity": 10**400}, "did not diverge"),
         ({"scale": "gpu"}, "scale is 'gpu', but its place is that of laptop"),
-        ({"run": math.inf}, "run is inf, not a name"),
+        ({"run": math.inf}, "run is inf, not a plain name"),
         ({"seed": True}, "seed is True, not a number"),
         ({"tokens": -5}, "tokens is -5, out of range"),
         ({"diverged_at_step": "never"}, "not a step"),

@@ -27,7 +27,7 @@ from aero.hf.convert import copy_weights
 from aero.model import GPT, ModelConfig
 from aero.training.kernels import faster_matmul
 from aero.training.loop import next_token_loss
-from aero.training.schedule import make_optimizer
+from aero.training.schedule import parameter_groups, takes_faster_kernels
 from benchmarks.timing import FOLDER, Make, Measured, in_turn, load, of, ratio, save, side, spread
 
 LAYERS = 12
@@ -139,7 +139,8 @@ def side_of(side: str, shape: Shape) -> Callable[[], Measured]:
     model, losses = model_and_losses(side, shape)
     parameters = list(model.parameters())
     if side in ARCHITECTURE:
-        optimizer = make_optimizer(model, LEARNING_RATE, BETAS, EPSILON, WEIGHT_DECAY)
+        groups, fused = parameter_groups(model, WEIGHT_DECAY), takes_faster_kernels(model) or None
+        optimizer = torch.optim.AdamW(groups, LEARNING_RATE, BETAS, EPSILON, fused=fused)
     else:
         optimizer = torch.optim.AdamW(parameters, LEARNING_RATE, BETAS, EPSILON, WEIGHT_DECAY, fused=True)
     first: list[float] = []

@@ -11,6 +11,7 @@ import argparse
 import itertools
 import math
 from concurrent.futures import ProcessPoolExecutor, as_completed
+from dataclasses import replace
 from multiprocessing import get_context
 from pathlib import Path
 from typing import Any
@@ -35,33 +36,18 @@ def variant(parameters: Parameters, run: str, **overrides: Any) -> Parameters:
 
 def train_one(scale: str, run: str, seed: int, overrides: dict[str, Any]) -> dict[str, Any]:
     """One row of the table; trains in runs/scales/SCALE/learning_rates/."""
-    from aero.data.batches import evaluation_batches
     from aero.data.tokens import open_tokens
-    from aero.entropy import causal_bound, measure
+    from aero.entropy import causal_bound
     from aero.training.run import train_run
 
     parameters = variant(load().at_scale(scale), run, **overrides)
     tokens = open_tokens(Path("runs/scales") / scale / "tokens")
     name = "-".join([run, str(seed), *(f"{key}={value:g}" for key, value in sorted(overrides.items()))])
     folder = Path("runs/scales") / scale / "learning_rates" / name
-    entropy = folder / "heads.csv"
-
-    def after(model: Any, metrics: dict[str, Any]) -> None:
-        held_out = evaluation_batches(tokens.valid, metrics["context"], 16, 16384)
-        mean = measure(model, held_out).mean
-        entropy.write_text("\n".join(",".join(f"{value:.6g}" for value in row) for row in mean.tolist()) + "\n")
-
-    metrics = train_run(
-        parameters.resolve(run, seed),
-        tokens,
-        folder,
-        device="cpu",
-        progress=False,
-        unless_done=True,
-        checkpoint=False,
-        after=after,
-    )
-    heads = [[float(value) for value in line.split(",")] for line in entropy.read_text().splitlines()]
+    resolved = replace(parameters.resolve(run, seed), entropy_tokens=16384)
+    metrics = train_run(resolved, tokens, folder, device="cpu", progress=False, unless_done=True, checkpoint=False)
+    measured = records.json_file(folder / "entropy.json")["entropy_mean"]
+    heads = [[math.nan if value is None else value for value in row] for row in measured]
     shares = [value / causal_bound(metrics["context"]) for row in heads for value in row]
     copied = ("architecture", "tokens", "eval_loss", "eval_perplexity", "diverged_at_step")
     return {

@@ -9,19 +9,6 @@ from typing import Any, TextIO
 from aero.records import Row, csv_text, write_text
 
 
-class Observer:
-    """Follows a training: `begin` with the rows of the steps that are already done, `add` for every new one."""
-
-    def begin(self, rows: Sequence[Row]) -> None:
-        pass
-
-    def add(self, row: Row) -> None:
-        pass
-
-    def end(self) -> None:
-        pass
-
-
 def columns(layers: int, attention: bool = False, slopes: int = 0) -> list[str]:
     """Columns of log.csv; of layer i, on held-out sequences (in the row of a divergence on the batch that broke it):
     entropy_layer_i is the mean over heads in nats, activation_layer_i the largest magnitude of the block's output,
@@ -37,7 +24,7 @@ def columns(layers: int, attention: bool = False, slopes: int = 0) -> list[str]:
     return head + layered + [f"slope_{i}" for i in range(slopes)]
 
 
-class LiveLog(Observer):
+class LiveLog:
     """The log of a running training: every row is in the file at once. A kill can leave half a row at the end; resuming
     rewrites the rows of the saved state first, so each step appears once.
     """

@@ -31,12 +31,9 @@ from aero.training import diagnostics, state
 from aero.training.diagnostics import finite
 from aero.training.distributed import ALONE, Processes
 from aero.training.kernels import compile_step, eager, faster_matmul, tensor_cores
-from aero.training.log import Observer
+from aero.training.log import LiveLog
 from aero.training.schedule import learning_rate_factor, make_optimizer
 from aero.training.state import Outcome
-
-IGNORED = -100
-"""Target of the last position, which has no next token."""
 
 
 @dataclass(frozen=True)
@@ -64,10 +61,10 @@ def next_token_loss(logits: Tensor, ids: Tensor) -> Tensor:
     """Mean cross-entropy in nats of predicting ids[:, 1:] from logits[:, :-1]; (B, T, V), (B, T)."""
     # Ignoring the last position avoids the copy of nearly all logits that logits[:, :-1] would make. nll_loss sums in
     # the order that gives the same bits as the mean over the cut logits.
-    targets = F.pad(ids[:, 1:], (0, 1), value=IGNORED).flatten()
+    targets = F.pad(ids[:, 1:], (0, 1), value=-100).flatten()  # the target that cross_entropy ignores
     logits = logits.flatten(0, 1)
     logits = logits.to(torch.promote_types(logits.dtype, torch.float32))
-    losses = F.cross_entropy(logits, targets, ignore_index=IGNORED, reduction="none")
+    losses = F.cross_entropy(logits, targets, reduction="none")
     scored = losses.view(ids.shape)[:, :-1].reshape(-1, 1)
     return F.nll_loss(-scored, targets.new_zeros(len(scored)))
 
@@ -102,7 +99,7 @@ def train(
     progress: bool = True,
     label: str = "",
     stop: Callable[[], bool] | None = None,
-    observers: Sequence[Observer] = (),
+    observers: Sequence[LiveLog | Any] = (),
 ) -> Outcome:
     """Train one model; resumes from `state_path` if it holds a state with the same `state_hash`.
 
@@ -112,7 +109,7 @@ def train(
     ends the training there with a saved state and `Outcome.steps_done` below `settings.steps`.
 
     Several processes share every batch and end with the same weights; the first one writes the state and calls
-    `observers`. `settings.compile` has an effect on CUDA only.
+    `observers`, which have the methods of `LiveLog`. `settings.compile` has an effect on CUDA only.
     """
     training.resume(state_path, state_hash)
     settings, processes = training.settings, training.processes
@@ -176,15 +173,7 @@ class Trainer:
         self.batches, self.evaluation, self.device, self.processes = batches, evaluation, device, processes
         self.model = GPT(architecture, config).to(device)
         on_gpu = torch.device(device).type == "cuda"
-        self.optimizer = make_optimizer(
-            self.model,
-            settings.learning_rate,
-            settings.betas,
-            settings.epsilon,
-            settings.weight_decay,
-            settings.optimizer,
-            fused=on_gpu,
-        )
+        self.optimizer = make_optimizer(self.model, settings, fused=on_gpu)
         self.scaler = torch.amp.GradScaler(torch.device(device).type, enabled=settings.precision == "float16")
         self.outcome = Outcome(self.model)
         self.compiled = settings.compile and on_gpu

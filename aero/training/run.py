@@ -24,7 +24,7 @@ from aero.records import temporary, write_text, write_together
 from aero.training.diagnostics import find_nonfinite
 from aero.training.distributed import ALONE, Processes, default_device
 from aero.training.kernels import eager
-from aero.training.log import LiveLog, Observer, columns
+from aero.training.log import LiveLog, columns
 from aero.training.loop import Regularizer, Trainer, evaluate, train
 
 ENTROPY_BATCH = 32
@@ -43,10 +43,9 @@ def train_run(
     progress: bool = True,
     stop: Callable[[], bool] | None = None,
     processes: Processes = ALONE,
-    observers: Sequence[Observer] = (),
+    observers: Sequence[LiveLog | Any] = (),
     unless_done: bool = False,
     checkpoint: bool = True,
-    after: Callable[[GPT, dict[str, Any]], None] | None = None,
 ) -> dict[str, Any] | None:
     """Train `run` and write log.csv, checkpoint.safetensors, entropy.json and, last, metrics.json into `folder`.
 
@@ -54,15 +53,14 @@ def train_run(
     the metrics, or None if `stop`, called before every step, ended the training; the saved state then resumes it. With
     `unless_done`, metrics of the same configuration in `folder` are returned as they are. Of several `processes` the
     first one writes; all return the metrics.
-    checkpoint: whether to write the model. after: called with the trained model and its metrics, before metrics.json,
-    instead of measuring the entropy.
+    checkpoint: whether to write the model.
     """
     state_hash = run.hash(tokens.manifest)
     device = device or (processes.device if processes.several else default_device())
     if run.train.threads:
         torch.set_num_threads(run.train.threads)
     if unless_done and (metrics := finished_metrics(folder, state_hash, checkpoint)):
-        if after is None and checkpoint and not has_entropy(folder, run, tokens):
+        if checkpoint and not has_entropy(folder, run, tokens):
             model = load(folder / "checkpoint.safetensors").to(device)
             write_entropy(folder / "entropy.json", model, metrics, tokens, run, device)
         return metrics
@@ -78,7 +76,7 @@ def train_run(
         ) from None
     if outcome.diverged_at_step is None and outcome.steps_done < run.train.steps:
         return None
-    metrics = finish_run(run, training, tokens, folder, checkpoint, after)
+    metrics = finish_run(run, training, tokens, folder, checkpoint)
     if processes.first:
         (folder / STATE).unlink(missing_ok=True)
     return metrics
@@ -98,7 +96,6 @@ def finish_run(
     tokens: Tokens,
     folder: Path,
     checkpoint: bool = False,
-    after: Callable[[GPT, dict[str, Any]], None] | None = None,
     **more: Any,
 ) -> dict[str, Any]:
     """Evaluate a training that is over, write its files as `train_run` does, and return its metrics.
@@ -119,10 +116,7 @@ def finish_run(
         named = {"run": run.name, "seed": str(run.seed), "config_hash": metrics["config_hash"]}
         save(temporary(place), model, **named, tokenizer_sha256=metrics["provenance"]["tokenizer_sha256"])
         metrics["provenance"]["checkpoint_sha256"] = sha256_of(temporary(place))
-    if after is not None:
-        after(model, metrics)
-    else:
-        write_entropy(folder / "entropy.json", model, metrics, tokens, run, training.device)
+    write_entropy(folder / "entropy.json", model, metrics, tokens, run, training.device)
     texts = {
         folder / "log.csv": records.csv_text(_columns(run), training.outcome.rows),
         folder / "metrics.json": json.dumps(metrics, indent=1, allow_nan=False) + "\n",

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from typing import Literal
 
 import torch
 from torch import nn
@@ -55,23 +54,15 @@ def parameter_groups(model: nn.Module, weight_decay: float) -> list[dict[str, ob
     return [{"params": decayed, "weight_decay": weight_decay}, {"params": undecayed, "weight_decay": 0.0}]
 
 
-def make_optimizer(
-    model: nn.Module,
-    learning_rate: float,
-    betas: tuple[float, float],
-    epsilon: float,
-    weight_decay: float,
-    name: Literal["adamw", "adam"] = "adamw",
-    fused: bool = False,
-) -> torch.optim.Optimizer:
+def make_optimizer(model: nn.Module, settings: TrainParameters, fused: bool = False) -> torch.optim.Optimizer:
     """AdamW (CodeParrot's recipe) or Adam (Languini's, with a weight decay of 0).
 
     fused: one kernel for the whole update of a weight; always used for a large model on a CPU.
     """
-    kind = {"adamw": torch.optim.AdamW, "adam": torch.optim.Adam}[name]
-    groups = parameter_groups(model, weight_decay)
+    kind = {"adamw": torch.optim.AdamW, "adam": torch.optim.Adam}[settings.optimizer]
+    groups = parameter_groups(model, settings.weight_decay)
     fused = fused or takes_faster_kernels(model)
-    return kind(groups, lr=learning_rate, betas=betas, eps=epsilon, fused=fused or None)
+    return kind(groups, lr=settings.learning_rate, betas=settings.betas, eps=settings.epsilon, fused=fused or None)
 
 
 def takes_faster_kernels(model: nn.Module) -> bool:

@@ -19,7 +19,6 @@ from aero.config import ResolvedRun
 from aero.data.tokens import Tokens
 from aero.records import Row, lock
 from aero.training.distributed import default_device
-from aero.training.log import Observer
 from aero.training.run import STATE, finished_metrics, train_run
 
 SAFETY = 1.25
@@ -79,12 +78,15 @@ class Limit:
             self.ending = max(self.ending or 0.0, ending)
 
 
-class _Stopwatch(Observer):
+class _Stopwatch:
     """An observer that notes the end of a training's first and last step."""
 
     def __init__(self) -> None:
         self.began = self.stopped = time.monotonic()
         self.first: float | None = None
+
+    def begin(self, rows: Sequence[Row]) -> None:
+        pass
 
     def add(self, row: Row) -> None:
         self.first = self.first or time.monotonic()

@@ -162,7 +162,7 @@ def test_one_step_equals_a_plain_transcription(double):
     outcome = run(settings)
     torch.manual_seed(7)
     model = GPT(parse("EReg(SM(t)+ScFuFFN)"), CONFIG)
-    optimizer = make_optimizer(model, settings.learning_rate, settings.betas, settings.epsilon, settings.weight_decay)
+    optimizer = make_optimizer(model, settings)
     ids = Source().batch(0)
     logits, entropies = model(ids, entropy=True)
     deviation = entropies - model.reg_threshold_weights[:, None, :, None] * math.log(8)
@@ -252,7 +252,7 @@ def test_time_limit_saves_a_state_that_resumes_to_the_same_end(tmp_path):
 
 def test_the_steps_of_a_fused_optimiser_are_restored(tmp_path):
     outcome = run(Settings(steps=1))
-    optimizers = [make_optimizer(outcome.model, 1e-2, (0.9, 0.99), 1e-8, 0.1, fused=True) for _ in range(2)]
+    optimizers = [make_optimizer(outcome.model, Settings(), fused=True) for _ in range(2)]
     updated = []
     scaler = torch.amp.GradScaler("cpu", enabled=False)
     for index, optimizer in enumerate(optimizers):

@@ -201,11 +201,6 @@ def row_entropy(probabilities: Tensor) -> Tensor:
     return -torch.special.xlogy(probabilities, probabilities).sum(-1)
 
 
-def frobenius_norm(probabilities: Tensor) -> Tensor:
-    """||P||_F of every attention matrix, in [1, sqrt(N)] if its rows sum to 1: (..., N, N) -> (...)."""
-    return torch.linalg.matrix_norm(probabilities)
-
-
 def _full_precision(x: Tensor) -> Tensor:
     """`x` in float32 at least: probabilities are computed in full precision, also under autocast."""
     return x if x.dtype.itemsize > 2 else x.float()

@@ -244,10 +244,9 @@ def _loader(kind: type[Any]) -> type[Any]:
 
 def yaml_file(path: Path) -> dict[Any, Any]:
     """The mapping in a YAML file. UserError, naming the file, for anything else; OSError if it cannot be opened."""
+    text = text_of(path)
     try:
-        values = yaml_of(text_of(path))
-    except (OSError, UserError):
-        raise
+        values = yaml_of(text)
     except Exception as error:  # PyYAML raises errors of many types
         raise UserError(f"{path} is not valid YAML: {type(error).__name__}: {error}") from None
     if not isinstance(values, dict):
@@ -257,10 +256,9 @@ def yaml_file(path: Path) -> dict[Any, Any]:
 
 def json_file(path: Path) -> dict[str, Any]:
     """The mapping in a JSON file. UserError, naming the file, for anything else; OSError if it cannot be opened."""
+    text = text_of(path)
     try:
-        values = json.loads(text_of(path))
-    except UserError:
-        raise
+        values = json.loads(text)
     except (ValueError, RecursionError) as error:
         raise UserError(f"{path} is not valid JSON ({cut(str(error), 200)}); restore it or make it again") from None
     if not isinstance(values, dict):

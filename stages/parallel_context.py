@@ -78,9 +78,9 @@ def measure(
                 if number >= plan.contexts:
                     continue
                 context = TASKS[name].make(encode, number, plan.units, plan.questions)
-                known = partial(_is_done, done, name, number)
+                missing = [one for one in blocks[name] if (name, number, one.segments, one.sink) not in done]
                 is_text = TASKS[name].kind == "lm"
-                for block, rows in rows_of(model, context, blocks[name], prefixes, is_text, known):
+                for block, rows in rows_of(model, context, missing, prefixes, is_text):
                     for row in rows:
                         add({"task": name, "context": number} | row)
                     file.flush()
@@ -118,10 +118,6 @@ def _done(out: Path, about: dict[str, Any]) -> set[tuple[Any, ...]]:
         raise UserError(f"{out} has results of another model: name another --folder, or remove it")
     records.write_text(out, whole + "\n" if whole else "")
     return {(row["task"], row["context"], row["segments"], row["sink"]) for row in rows if "task" in row}
-
-
-def _is_done(done: set[tuple[Any, ...]], name: str, number: int, block: Block) -> bool:
-    return (name, number, block.segments, block.sink) in done
 
 
 if __name__ == "__main__":

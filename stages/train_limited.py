@@ -16,15 +16,14 @@ import torch
 
 from aero import records
 from aero.config import Parameters, ResolvedRun, load
-from aero.data.tokens import Tokens, scale_root
+from aero.data.tokens import scale_root
 from aero.errors import UserError, check_minutes, interruption_noted, run_main
 from aero.training import catalogue
 from aero.training.distributed import default_device
 from aero.training.log import outcome_line
-from aero.training.run import run_tokens
 from aero.training.side_by_side import train_side_by_side
 from aero.training.time_limited import Ending, Limit, train_in_turn
-from stages.train_many import add_runs, chosen_runs
+from stages.train_many import add_runs, chosen_runs, opener
 
 
 def main(arguments: list[str]) -> None:
@@ -40,12 +39,7 @@ def main(arguments: list[str]) -> None:
         raise UserError(f"--together {chosen.together}: at least 1")
     active = load()
     parameters, root = active.at_scale(chosen.scale), scale_root(chosen.scale, active.scale)
-    opened: dict[str | None, Tokens] = {}  # by corpus: verifying one takes seconds
-
-    def tokens_of(run: ResolvedRun) -> Tokens:
-        if run.corpus_name not in opened:
-            opened[run.corpus_name] = run_tokens(parameters, run, root, chosen.tokens)
-        return opened[run.corpus_name]
+    tokens_of = opener(parameters, root, chosen.tokens)
 
     def folder_of(run: ResolvedRun) -> Path:
         return (chosen.state or Path("runs/scales") / run.scale) / run.name / f"seed_{run.seed}"

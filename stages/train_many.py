@@ -13,12 +13,12 @@ import argparse
 import contextlib
 import os
 import time
-from functools import cache
+from collections.abc import Callable
 from pathlib import Path
 
 import torch
 
-from aero.config import Parameters, load
+from aero.config import Parameters, ResolvedRun, load
 from aero.data.tokens import Tokens, scale_root
 from aero.errors import UserError, check_minutes, run_main
 from aero.records import keep, read_all_metrics, read_metrics, require_committed
@@ -87,23 +87,30 @@ def missing(
     parameters: Parameters, wanted: list[tuple[str, int]], chosen: argparse.Namespace, root: Path
 ) -> list[Training]:
     """Those of the `wanted` trainings (run, seed) that are not done, or with --keep not kept."""
-
-    @cache
-    def tokens_of(corpus: str | None) -> Tokens:
-        run = next(run for run, _ in wanted if parameters.resolve(run).corpus_name == corpus)
-        return run_tokens(parameters, parameters.resolve(run), root, chosen.tokens)
-
     further, found = ("--tokens", str(chosen.tokens.absolute())) if chosen.tokens else (), []
+    tokens_of = opener(parameters, root, chosen.tokens)
     kept = read_all_metrics(Path("results") / parameters.scale) if chosen.keep else None
     for name, seed in wanted:
         run, folder = parameters.resolve(name, seed), parameters.folder(name, seed, chosen.scale)
-        tokens = tokens_of(run.corpus_name)
+        tokens = tokens_of(run)
         metrics = finished_metrics(folder, run.hash(tokens.manifest), True)
         if kept is not None and metrics and kept.get((name, seed), {}).get("provenance") != metrics["provenance"]:
             metrics = None
         if not metrics or not has_entropy(folder, run, tokens):
             found.append(Training(name, seed, parameters.scale, folder.absolute(), Path.cwd(), further))
     return found
+
+
+def opener(parameters: Parameters, root: Path, given: Path | None) -> Callable[[ResolvedRun], Tokens]:
+    """Opens the token files of a run, those of a corpus once: verifying them takes seconds."""
+    opened: dict[str | None, Tokens] = {}
+
+    def tokens_of(run: ResolvedRun) -> Tokens:
+        if run.corpus_name not in opened:
+            opened[run.corpus_name] = run_tokens(parameters, run, root, given)
+        return opened[run.corpus_name]
+
+    return tokens_of
 
 
 def add_runs(parser: argparse.ArgumentParser, default: str) -> None:

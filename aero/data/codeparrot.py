@@ -13,8 +13,7 @@ from aero.data.base import Split
 
 DATA_SETS = {"train": "huggingface-course/codeparrot-ds-train", "valid": "huggingface-course/codeparrot-ds-valid"}
 HUB_SPLITS = {"train": "train", "valid": "validation"}  # each data set has one split only
-TRAIN_DOCUMENTS = 600_000
-VALID_DOCUMENTS = 2_000
+MOST_DOCUMENTS = {"train": 600_000, "valid": 2_000}
 SHUFFLE_SEED = 0
 TEXT_COLUMN = "content"
 
@@ -27,14 +26,8 @@ class CodeParrot:
 
     name = "codeparrot"
 
-    def __init__(
-        self,
-        train_documents: int = TRAIN_DOCUMENTS,
-        valid_documents: int = VALID_DOCUMENTS,
-        key: str = "corpus.name",
-    ) -> None:
+    def __init__(self, key: str = "corpus.name") -> None:
         self.key = key
-        self._counts = {"train": train_documents, "valid": valid_documents}
         self._loaded: dict[str, Any] = {}
 
     def documents(self, split: Split) -> Iterator[str]:
@@ -67,5 +60,5 @@ class CodeParrot:
                 "online"
             ) from None
         data_set = data_set.shuffle(seed=SHUFFLE_SEED)
-        self._loaded[split] = data_set.select(range(min(self._counts[split], len(data_set))))
+        self._loaded[split] = data_set.select(range(min(MOST_DOCUMENTS[split], len(data_set))))
         return self._loaded[split]

@@ -6,7 +6,7 @@ A context is encoded once a P and shared prefix; all its questions and selection
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -44,17 +44,14 @@ def rows_of(
     blocks: Sequence[Block],
     prefixes: dict[str, Tensor],
     is_text: bool = False,
-    done: Callable[[Block], bool] = lambda block: False,
 ) -> Iterator[tuple[Block, list[Row]]]:
-    """The rows of every block that is not `done`. is_text: score the loss of the text that follows, not answers.
+    """The rows of every block. is_text: score the loss of the text that follows, not answers.
 
     peak_bytes, in the first row of a block: the most memory of this process so far.
     """
     most = max(len(question) + len(answer) for question, accepted in context.queries for answer in accepted)
     whole: Encoded | None = None
     for block in blocks:
-        if done(block):
-            continue
         if whole is None and block.sink is None:
             whole = encode(model, _tensors(context, 1), None, most)
         began = time.process_time()

@@ -17,7 +17,6 @@ from aero.attention_kernels import (
     attended,
     clip_gain,
     clip_gain_gradient,
-    frobenius_norm,
     normalise,
     row_entropy,
 )
@@ -139,7 +138,7 @@ class Stack:
 
         def observe(layer: int, probabilities: Tensor, logits: Tensor) -> None:
             seen["entropy"].append(row_entropy(probabilities).mean((1, 2)))
-            seen["frobenius"].append(frobenius_norm(probabilities).mean(1))
+            seen["frobenius"].append(torch.linalg.matrix_norm(probabilities).mean(1))
             seen["variance"].append(logits.var(-1, correction=0).mean((1, 2)))
 
         self.forward(tokens[self.seed_of], observe)

@@ -109,23 +109,19 @@ BOOKKEEPING = frozenset({"threads", "compile", "log_every", "checkpoint_every"})
 """Training settings that do not change the trained model."""
 
 
-def _configuration(run: ResolvedRun) -> dict[str, dict[str, Any]]:
-    """The current configuration of `run`, in the form that results state theirs."""
-    inits = {name: getattr(run.regularizer, name) for name in ("temperature_init", "threshold_init")}
-    return {
-        "model": run.sizes.model_dump() | inits,
-        "train": run.train.model_dump(mode="json"),
-        "regularizer": run.regularized,
-    }
-
-
 def contradiction(run: ResolvedRun, made: Mapping[str, Any]) -> str:
     """The first setting for which a result's metrics name another value than `run` has, with both; "" if none.
 
     What a result does not name had only one value then.
     """
-    own = {"architecture": str(run.architecture), "context": run.sizes.context, "corpus": run.corpus.name}
-    for section, values in {"": own, **_configuration(run)}.items():
+    inits = {name: getattr(run.regularizer, name) for name in ("temperature_init", "threshold_init")}
+    sections = {
+        "": {"architecture": str(run.architecture), "context": run.sizes.context, "corpus": run.corpus.name},
+        "model": run.sizes.model_dump() | inits,
+        "train": run.train.model_dump(mode="json"),
+        "regularizer": run.regularized,
+    }
+    for section, values in sections.items():
         given = (made.get(section) or {}) if section else made
         for name in (name for name in values if name in given and name not in BOOKKEEPING):
             one, other = given[name], values[name]

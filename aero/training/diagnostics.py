@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from aero.attention_kernels import causal_mask, frobenius_norm
+from aero.attention_kernels import causal_mask
 from aero.model import GPT
 from aero.records import Row
 from aero.training.distributed import ALONE, Processes
@@ -53,7 +53,7 @@ def attention_columns(model: GPT, ids: Tensor) -> Row:
         logits = logits.float()
         mean = (logits * allowed).sum(-1) / keys  # (B, H, T)
         variance = ((logits - mean[..., None]).square() * allowed).sum(-1) / keys
-        row[f"norm_layer_{layer}"] = finite(frobenius_norm(probabilities.float()).mean().item())
+        row[f"norm_layer_{layer}"] = finite(torch.linalg.matrix_norm(probabilities.float()).mean().item())
         row[f"variance_layer_{layer}"] = finite(variance.mean().item())
     model.train()
     return row

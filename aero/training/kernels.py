@@ -68,12 +68,7 @@ def faster_matmul(model: nn.Module) -> contextlib.AbstractContextManager[Any]:
     PyTorch uses MKL for float32, which runs at half the speed on processors of other vendors than Intel. The results
     differ in their last bits, so small models keep PyTorch's choice.
     """
-    return _Matmul() if available() and takes_faster_kernels(model) else contextlib.nullcontext()
-
-
-def available() -> bool:
-    """Whether this PyTorch has oneDNN's linear operator for plain tensors."""
-    return torch.backends.mkldnn.is_available() and hasattr(torch.ops.mkldnn, "_linear_pointwise")
+    return _Matmul() if takes_faster_kernels(model) else contextlib.nullcontext()
 
 
 def linear(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:

@@ -69,8 +69,9 @@ for name, split in (("train", "train"), ("valid", "validation")):
         if file.is_file():
             (target / file.name.replace("json-", f"codeparrot-ds-{name}-")).write_bytes(file.read_bytes())
 
-from aero.data.codeparrot import CodeParrot
-corpus = CodeParrot(train_documents=20, valid_documents=5)
+from aero.data.codeparrot import MOST_DOCUMENTS, CodeParrot
+MOST_DOCUMENTS |= {"train": 20, "valid": 5}
+corpus = CodeParrot()
 texts = {split: list(corpus.documents(split)) for split in ("train", "valid")}
 print(json.dumps(texts | {"manifest": corpus.manifest()}))
 """

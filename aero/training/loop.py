@@ -31,7 +31,6 @@ from aero.training import diagnostics, state
 from aero.training.diagnostics import finite
 from aero.training.distributed import ALONE, Processes
 from aero.training.kernels import compile_step, eager, faster_matmul, tensor_cores
-from aero.training.log import LiveLog
 from aero.training.schedule import learning_rate_factor, make_optimizer
 from aero.training.state import Outcome
 
@@ -99,7 +98,7 @@ def train(
     progress: bool = True,
     label: str = "",
     stop: Callable[[], bool] | None = None,
-    observers: Sequence[LiveLog | Any] = (),
+    observers: Sequence[Any] = (),
 ) -> Outcome:
     """Train one model; resumes from `state_path` if it holds a state with the same `state_hash`.
 

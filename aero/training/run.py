@@ -43,7 +43,7 @@ def train_run(
     progress: bool = True,
     stop: Callable[[], bool] | None = None,
     processes: Processes = ALONE,
-    observers: Sequence[LiveLog | Any] = (),
+    observers: Sequence[Any] = (),
     unless_done: bool = False,
     checkpoint: bool = True,
 ) -> dict[str, Any] | None:

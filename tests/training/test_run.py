@@ -66,10 +66,10 @@ def test_tokenize_train_and_entropy_of_another_scale(project):
     laptop["tokens"] = small["tokens"] | {"vocabulary": 300}
     laptop["train"] |= small["train"]
     (project / "params.yaml").write_text(yaml.safe_dump(values, sort_keys=False))
-    for name, *arguments in (("tokenize_corpus",), ("train", "sm")):
+    for name, *arguments in (("tokenize_corpus",), ("train", "sm-r")):
         finished = stage(project, name, *arguments, "--scale", "laptop")
         assert finished.returncode == 0, finished.stderr
-    metrics = json.loads((project / "runs/scales/laptop/sm/seed_1337/metrics.json").read_text())
+    metrics = json.loads((project / "runs/scales/laptop/sm-r/seed_1337/metrics.json").read_text())
     assert metrics["model"]["vocabulary"] == 300 and metrics["scale"] == "laptop"
     assert json.loads((project / "runs/tokens/manifest.json").read_text())["vocabulary"] == 512
 
@@ -79,7 +79,7 @@ def trained(tmp_path, project):
     """A project whose one training is done, and whose token files are made again with another tokenizer."""
     folder = make(tmp_path / "project", train={"steps": 2})
     shutil.copytree(project / "runs/tokens", folder / "runs/tokens")
-    assert stage(folder, "train", "sm").returncode == 0
+    assert stage(folder, "train", "sm-r").returncode == 0
     shutil.copytree(folder / "runs/tokens", folder / "own")
     values = yaml.safe_load((folder / "params.yaml").read_text())
     values["tokenizer"]["training_bytes"] = 50_000
@@ -91,9 +91,9 @@ def trained(tmp_path, project):
 def test_other_tokens_and_another_tokenizer_are_refused(trained, monkeypatch):
     own, other = (open_tokens(trained / name).manifest for name in ("own", "runs/tokens"))
     assert own["vocabulary"] == other["vocabulary"] and own["tokenizer_sha256"] != other["tokenizer_sha256"]
-    run = next((trained / "runs/default/sm").glob("seed_*"))
+    run = next((trained / "runs/default/sm-r").glob("seed_*"))
     assert describe(run / "checkpoint.safetensors")[2]["tokenizer_sha256"] == own["tokenizer_sha256"]
-    assert json.loads((run / "entropy.json").read_text())["run"] == "sm"
+    assert json.loads((run / "entropy.json").read_text())["run"] == "sm-r"
     monkeypatch.chdir(trained)
     text = trained / "text.py"
     text.write_text("def add(a, b):\n    return a + b\n" * 40)

@@ -121,6 +121,8 @@ def _kinds() -> list[list[str]]:
 
 def people(encode: Encode, number: int, units: int, questions: int) -> Context:
     """Passages about fictional people, and questions about their towns."""
+    if units > len(FIRST_NAMES):
+        raise UserError(f"parallel_context: {units} units of people, but there are names for {len(FIRST_NAMES)} only")
     random = np.random.default_rng((4, number))
     names = zip(random.permutation(FIRST_NAMES), random.permutation(LAST_NAMES), strict=True)
     homes = [(f"{first} {last}", str(random.choice(TOWNS))) for first, last in itertools.islice(names, units)]

@@ -6,7 +6,6 @@ Without --program, a row that AERO prints is answered as published, reproduced, 
 from __future__ import annotations
 
 import argparse
-import csv
 import json
 import math
 import re
@@ -94,7 +93,7 @@ def answer(chosen: argparse.Namespace, parameters: Parameters, root: Path) -> st
         return estimate(_parsed(text), sizes, program, operations, chosen.extrapolate)
 
     costs = [costed(text) for text in (chosen.compare or [chosen.architecture])]
-    checks = Checks.of(root, chosen.program)
+    checks = _checks(root, chosen.program)
     printed = Printed.of(chosen.architecture, sizes) if default and not chosen.compare else None
     stock = costed(chosen.architecture, "as_written") if printed else None
     fitted = printed and Printed.reproduced(root, printed.place)
@@ -104,7 +103,7 @@ def answer(chosen: argparse.Namespace, parameters: Parameters, root: Path) -> st
             values[0]["side_by_side"] = {
                 "published": {"where": printed.where, "bytes": printed.gigabytes * GB, "latency_s": printed.seconds},
                 "reproduced": fitted and {"where": fitted.where, "bytes": fitted.gigabytes * GB},
-                "stock": as_json(stock, network, Checks.of(root, stock.program)),
+                "stock": as_json(stock, network, _checks(root, stock.program)),
                 "optimised": dict(values[0]),
             }
         return json.dumps(values if chosen.compare else values[0], indent=1, ensure_ascii=False, allow_nan=False)
@@ -180,6 +179,7 @@ class Printed:
 
 
 def _pareto(chosen: argparse.Namespace, parameters: Parameters, root: Path) -> str:
+    """Perplexity of the trained runs against communication, as text and as a figure."""
     # The runs were trained at the family's own sizes, and bytes do not depend on a network.
     other = [name for name in (*CHANGEABLE, "network") if getattr(chosen, name) is not None]
     if other:
@@ -191,9 +191,42 @@ def _pareto(chosen: argparse.Namespace, parameters: Parameters, root: Path) -> s
         raise UserError(f"--out {out} cannot be written: there is no folder {out.parent}")
     if chosen.scale:
         parameters = parameters.at_scale(chosen.scale)
-    from aero.cli.pareto import pareto
+    from aero.records import write_text
+    from aero.report import show
+    from aero.report.papers.private_inference import draw_pareto, points
+    from aero.report.results import load
+    from aero.report.statistics import gate
 
-    return pareto(chosen, parameters, root, out)
+    results = load(root, chosen.scale)
+    found, without = points(
+        results, parameters, chosen.model, chosen.context, chosen.program, extrapolate=chosen.extrapolate
+    )
+    if not found:
+        reasons = "; ".join(sorted(set(without.values()))) or "no run is of this family and context"
+        raise UserError(f"nothing to draw for {chosen.model}, T={chosen.context}, scale {results.scale}: {reasons}")
+    title = f"{chosen.model}, T={chosen.context}, program {chosen.program}"
+    figure = draw_pareto(found, title, results.scale)
+    if out.suffix == ".svg":
+        write_text(out, show.svg(figure, f"Perplexity against communication: {title}"))
+    else:
+        figure.savefig(out, dpi=160, facecolor="white", bbox_inches="tight")
+    if chosen.json:
+        values = {"model": chosen.model, "context": chosen.context, "program": chosen.program, "scale": results.scale}
+        listed = [vars(point) | {"bytes_error": _finite(point.bytes_error)} for point in found]
+        return json.dumps(values | {"figure": str(out), "points": listed, "left_out": without}, indent=1)
+    lines = [f"{title}: perplexity at scale {results.scale}, bytes at the published sizes; {out}"]
+    width = max(len(point.run) for point in found)
+    for point in found:
+        seeds = f"{len(point.seeds)} seed{'s' if len(point.seeds) > 1 else ''}"
+        mark = "front" if point.front else ""
+        lines.append(
+            f"{point.run:{width}}  {point.bytes / GB:8.3f} GB  {point.perplexity:8.3f}  {seeds:7}  {mark}".rstrip()
+        )
+    for reason in dict.fromkeys(without.values()):
+        lines.append(f"left out, {reason}: {', '.join(name for name, why in without.items() if why == reason)}")
+    if fault := gate(results, "sm-ln-g"):
+        lines.append(f"these perplexities are no evidence: {fault}")
+    return "\n".join(lines)
 
 
 def _parsed(text: str) -> Architecture:
@@ -237,37 +270,34 @@ def _network(parameters: Parameters, text: str) -> Network:
     return Network(rate, delay)
 
 
-@dataclass(frozen=True)
-class Checks:
-    """Largest relative differences seen between estimates and measurements; None where nothing was measured.
+def _checks(root: Path, program: str) -> dict[str, float | None]:
+    """Largest relative differences seen between estimates and measurements below `root`, by their key in --json; None
+    where nothing was measured.
 
-    bytes, seconds, messages: composed from operations, against complete passes of at most `tokens` tokens. latency: the
-    network model, against passes of small models over links of limited rate and delay.
+    composition_*: composed from operations, against complete passes (of `program`, or of all programs where there are
+    none) of at most `composition_tokens` tokens. latency_model_error: the network model, against passes of small models
+    over links of limited rate and delay.
     """
+    from aero.two_party.cost.composition import composition_error
 
-    bytes: float | None
-    seconds: float | None
-    messages: float | None
-    tokens: int | None
-    latency: float | None = None
-
-    @classmethod
-    def of(cls, root: Path, program: str) -> Checks:
-        """From the passes of `program` below `root`, or of all programs where there are none."""
-        from aero.two_party.cost.composition import composition_error
-
-        passes = _complete_passes(root)
-        passes = [entry for entry in passes if entry.get("program") == program] or passes
-        lengths = [entry.get("tokens") for entry in passes]
-        tokens = max((length for length in lengths if isinstance(length, int)), default=None)
-        errors = (composition_error(passes, quantity) for quantity in ("bytes", "seconds", "messages"))
-        return cls(*errors, tokens, _latency_error(root))
+    passes = _complete_passes(root)
+    passes = [entry for entry in passes if entry.get("program") == program] or passes
+    lengths = [entry.get("tokens") for entry in passes]
+    return {
+        "composition_error": composition_error(passes, "bytes"),
+        "composition_seconds_error": composition_error(passes, "seconds"),
+        "composition_messages_error": composition_error(passes, "messages"),
+        "composition_tokens": max((length for length in lengths if isinstance(length, int)), default=None),
+        "latency_model_error": _latency_error(root),
+    }
 
 
 def _latency_error(root: Path) -> float | None:
+    from aero.records import read_csv
+
     try:
-        with (root / "results/two_party/shaped.csv").open(encoding="utf-8", newline="") as file:
-            errors = [abs(float(line["error"])) for line in csv.DictReader(file) if line["error"]]
+        lines = read_csv(root / "results/two_party/shaped.csv")
+        errors = [abs(float(line["error"])) for line in lines if line["error"]]
     except (OSError, ValueError, KeyError):
         return None
     return max(filter(math.isfinite, errors), default=None)
@@ -285,7 +315,7 @@ def _complete_passes(root: Path) -> list[Mapping[str, Any]]:
     return passes
 
 
-def described(cost: PassCost, network: Network, name: str, checks: Checks) -> list[str]:
+def described(cost: PassCost, network: Network, name: str, checks: Mapping[str, float | None]) -> list[str]:
     """The cost of one architecture in words."""
     parts = ", ".join(f"{part} {amount / GB:.3f}" for part, amount in cost.by_part.items())
     slowest = sorted(cost.seconds_by_kind.items(), key=lambda pair: -pair[1])
@@ -302,7 +332,7 @@ def described(cost: PassCost, network: Network, name: str, checks: Checks) -> li
     ]
 
 
-def _accuracy(cost: PassCost, network: Network, checks: Checks) -> Iterable[str]:
+def _accuracy(cost: PassCost, network: Network, checks: Mapping[str, float | None]) -> Iterable[str]:
     """Lines about what was measured, and how far the answer may be off."""
     between, beyond = len(cost.interpolated), len(cost.extrapolated)
     known = f"{cost.operations - between - beyond} of {cost.operations} kinds of operation measured at these sizes"
@@ -322,16 +352,20 @@ def _accuracy(cost: PassCost, network: Network, checks: Checks) -> Iterable[str]
         yield f"  error      of the estimates: {said}"
         if math.isinf(cost.seconds_error) and not cost.extrapolated:
             yield "             (unknown: seconds or rounds of some operations were not measured)"
-    seen = {"bytes": checks.bytes, "seconds": checks.seconds, "messages": checks.messages}
+    seen = {
+        "bytes": checks["composition_error"],
+        "seconds": checks["composition_seconds_error"],
+        "messages": checks["composition_messages_error"],
+    }
     off = ", ".join(f"{100 * value:.1f} % in {what}" for what, value in seen.items() if value is not None)
     if off:
-        tokens = f" (up to {checks.tokens} tokens)" if checks.tokens is not None else ""
+        tokens = f" (up to {checks['composition_tokens']} tokens)" if checks["composition_tokens"] is not None else ""
         yield f"  checked    complete passes{tokens} differed from such sums by at most {off}"
     once = cost.seconds_timed_once / cost.seconds if cost.seconds else 0.0
     if once >= 0.005:
         yield f"             {100 * once:.0f} % of the computing time rests on a single run"
-    if checks.latency is not None:
-        yield f"             passes of small models over slow links took the time within {100 * checks.latency:.1f} %"
+    if (latency := checks["latency_model_error"]) is not None:
+        yield f"             passes of small models over slow links took the time within {100 * latency:.1f} %"
     if cost.extrapolated:
         yield f"  EXTRAPOLATED beyond what was measured, error unknown: {', '.join(cost.extrapolated)}"
 
@@ -366,7 +400,7 @@ def side_by_side(
     ]
 
 
-def as_json(cost: PassCost, network: Network, checks: Checks) -> dict[str, Any]:
+def as_json(cost: PassCost, network: Network, checks: Mapping[str, float | None]) -> dict[str, Any]:
     """Everything about a cost; null where unknown, ten digits where a number is not whole."""
     sizes = cost.sizes
     found: dict[str, Any] = {"architecture": cost.architecture, "model": sizes.family}
@@ -375,17 +409,13 @@ def as_json(cost: PassCost, network: Network, checks: Checks) -> dict[str, Any]:
     found["bytes_by_part"] = dict(cost.by_part)
     found |= {key: getattr(cost, key) for key in ("messages", "rounds", "seconds")}
     found["seconds_by_kind"] = dict(cost.seconds_by_kind)
-    found["network"] = {"bandwidth_mbit": network.bandwidth_mbit, "rtt_ms": network.rtt_ms}
+    found["network"] = vars(network)
     found["latency_s"] = cost.latency(network)
     found |= {key: getattr(cost, key) for key in ("bytes_error", "rounds_error", "seconds_error")}
     found["latency_error"] = cost.latency_error(network)
-    found["composition_error"] = checks.bytes
-    found["composition_seconds_error"] = checks.seconds
-    found["composition_messages_error"] = checks.messages
-    found["composition_tokens"] = checks.tokens
-    found["latency_model_error"] = checks.latency
-    found |= {key: getattr(cost, key) for key in ("seconds_timed_once", "operations")}
-    found |= {key: list(getattr(cost, key)) for key in ("timed_by_law", "interpolated", "extrapolated")}
+    found |= checks
+    others = ("seconds_timed_once", "operations", "timed_by_law", "interpolated", "extrapolated")
+    found |= {key: getattr(cost, key) for key in others}
     return _rounded(found)
 
 
@@ -394,7 +424,11 @@ def _rounded(value: Any) -> Any:
         return {key: _rounded(one) for key, one in value.items()}
     if not isinstance(value, float) or value.is_integer():
         return value
-    return float(f"{value:.10g}") if math.isfinite(value) else None
+    return _finite(float(f"{value:.10g}"))
+
+
+def _finite(value: float) -> float | None:
+    return value if math.isfinite(value) else None
 
 
 def _link(network: Network, name: str) -> str:

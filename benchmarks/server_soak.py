@@ -35,7 +35,7 @@ from aero.model import GPT, ModelConfig
 from aero.two_party.runtime.settings import Settings, TwoPartyError
 from aero.two_party.serving.answer import Sampling
 from aero.two_party.serving.session import Client
-from aero.two_party.serving.tls import Credentials, make_certificates
+from aero.two_party.serving.tls import make_certificates, tls_context
 from aero.two_party.serving.tunnel import dial
 from benchmarks.timing import resident_bytes
 
@@ -124,7 +124,7 @@ def served(folder: Path) -> Iterator[tuple[Serving, GPT, Callable[[], Client], P
     temporary.mkdir()
     serving = Serving(path, certificates, temporary, folder / "server.log")
     files = (certificates / name for name in ("client.pem", "client.key", "ca.pem"))
-    context = Credentials(*files).context(server=False)
+    context = tls_context(*files, server=False)
     try:
         yield serving, model, lambda: Client(dial(serving.address, context, 120), 120), temporary
     finally:

@@ -21,7 +21,6 @@ if TYPE_CHECKING:
     from aero.two_party.serving.answer import Cost
     from aero.two_party.serving.handshake import Description
     from aero.two_party.serving.session import Answered
-    from aero.two_party.serving.tls import Credentials
 
 ASK = """Ask a model privately. The client learns the logits and the published description, not the weights. The server
 learns the number of tokens in the prompt and in the answer, and nothing else about them. The prompt takes one forward
@@ -337,12 +336,9 @@ def _settings(chosen: argparse.Namespace) -> Settings:
     return Settings(receive_timeout_s=chosen.timeout, connect_timeout_s=connect, total_timeout_s=total)
 
 
-def _credentials(chosen: argparse.Namespace) -> Credentials | None:
-    from aero.two_party.serving.tls import Credentials
-
-    given = [chosen.certificate, chosen.key, chosen.ca]
-    if not any(given):
-        return None
-    if not all(given):
+def _credentials(chosen: argparse.Namespace) -> tuple[Path, Path, Path] | None:
+    """Certificate, key and the CA's certificate, if they are given."""
+    given = chosen.certificate, chosen.key, chosen.ca
+    if any(given) and not all(given):
         raise UserError("--certificate, --key and --ca belong together; give all three or none")
-    return Credentials(*given)
+    return given if all(given) else None

@@ -19,7 +19,7 @@ from aero.two_party.runtime.parties import run_parties
 from aero.two_party.runtime.settings import CLIENT, NAMES, SERVER, Settings, TwoPartyError
 from aero.two_party.serving.listener import Listener
 from aero.two_party.serving.session import run_through
-from aero.two_party.serving.tls import Credentials, make_certificates
+from aero.two_party.serving.tls import make_certificates, tls_context
 from aero.two_party.serving.tunnel import DATA, dial
 
 ENDLESS = 100_000  # runs: more than any test waits for
@@ -101,7 +101,7 @@ def test_a_link_that_garbles_or_stalls(tmp_path, fault, said, receive_s, within_
     """With someone in the middle of the connection, who acts while the parties compute."""
     make_certificates(tmp_path, ["127.0.0.1"])
     files = [(tmp_path / f"{name}.pem", tmp_path / f"{name}.key", tmp_path / "ca.pem") for name in NAMES]
-    contexts = [Credentials(*files[rank]).context(server=rank == SERVER) for rank in (CLIENT, SERVER)]
+    contexts = [tls_context(*files[rank], server=rank == SERVER) for rank in (CLIENT, SERVER)]
     middles, acted = [], []
 
     def dialled(address):

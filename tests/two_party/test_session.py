@@ -27,7 +27,7 @@ from aero.two_party.serving.answer import Cost, Sampling
 from aero.two_party.serving.handshake import PROTOCOL, TRAINING_ONLY, Description, version_mismatch, versions
 from aero.two_party.serving.listener import Arrival, Listener
 from aero.two_party.serving.session import Client, Published, Server
-from aero.two_party.serving.tls import Credentials, make_certificates
+from aero.two_party.serving.tls import make_certificates, tls_context
 from aero.two_party.serving.tunnel import CLIENT_MESSAGE_BYTES, dial, plain
 
 ANSWER_S = 0.6
@@ -40,9 +40,7 @@ def contexts(tmp_path_factory):
     folder = tmp_path_factory.mktemp("certificates")
     make_certificates(folder, ["127.0.0.1"])
     return {
-        role: Credentials(folder / f"{role}.pem", folder / f"{role}.key", folder / "ca.pem").context(
-            server=role == "server"
-        )
+        role: tls_context(folder / f"{role}.pem", folder / f"{role}.key", folder / "ca.pem", server=role == "server")
         for role in ("server", "client")
     }
 

@@ -28,7 +28,7 @@ from aero.two_party.runtime.settings import TwoPartyError
 from aero.two_party.serving import listener as listening
 from aero.two_party.serving import tls, tunnel
 from aero.two_party.serving.listener import Listener
-from aero.two_party.serving.tls import Credentials, context_for, make_certificates
+from aero.two_party.serving.tls import context_for, make_certificates, tls_context
 from aero.two_party.serving.tunnel import dial
 
 
@@ -48,7 +48,7 @@ def write_private(path, content):
 
 def context(folder, role, ca=None):
     files = folder / f"{role}.pem", folder / f"{role}.key", (ca or folder) / "ca.pem"
-    return Credentials(*files).context(server=role == "server")
+    return tls_context(*files, server=role == "server")
 
 
 def joined(server_context=None, client_context=None, through=None, at="127.0.0.1:0"):
@@ -235,7 +235,7 @@ def test_another_certificate_ends_both_with_one_line(folders, server, client, at
             return None
         folder, role, ca = by_name[given[0]], given[1], by_name[given[2]]
         files = folder / f"{role}.pem", folder / f"{role}.key", ca / "ca.pem"
-        return Credentials(*files).context(server=is_server)
+        return tls_context(*files, server=is_server)
 
     start = time.monotonic()
     errors = joined(made(server, True), made(client, False))
@@ -283,9 +283,9 @@ def test_plain_tcp_between_hosts_is_refused_unless_asked_for(folders, tmp_path):
         with pytest.raises(TwoPartyError, match="plain TCP between hosts is refused"):
             context_for(address, None, False, server=True)
     with pytest.raises(TwoPartyError, match="--key .* does not exist"):
-        Credentials(folders[0] / "server.pem", tmp_path / "none", folders[0] / "ca.pem").context(server=True)
+        tls_context(folders[0] / "server.pem", tmp_path / "none", folders[0] / "ca.pem", server=True)
     with pytest.raises(TwoPartyError, match="cannot be used together"):
-        Credentials(folders[0] / "server.pem", folders[0] / "client.key", folders[0] / "ca.pem").context(server=True)
+        tls_context(folders[0] / "server.pem", folders[0] / "client.key", folders[0] / "ca.pem", server=True)
 
 
 def test_an_encrypted_key_is_refused_without_a_prompt(folders, tmp_path):
@@ -294,7 +294,7 @@ def test_an_encrypted_key_is_refused_without_a_prompt(folders, tmp_path):
     text = key.private_bytes(serialization.Encoding.PEM, serialization.PrivateFormat.PKCS8, encrypted)
     write_private(tmp_path / "client.key", text)
     with pytest.raises(TwoPartyError, match="client.key is encrypted"):
-        Credentials(folders[0] / "client.pem", tmp_path / "client.key", folders[0] / "ca.pem").context(server=False)
+        tls_context(folders[0] / "client.pem", tmp_path / "client.key", folders[0] / "ca.pem", server=False)
 
 
 @pytest.fixture
@@ -303,8 +303,8 @@ def own(folders, tmp_path):
     names = ("client.pem", "client.key", "ca.pem")
     for name in names:
         shutil.copy(folders[0] / name, tmp_path / name)
-    files = Credentials(*(tmp_path / name for name in names))
-    return files, lambda: files.context(server=False)
+    files = dict(zip(("certificate", "key", "ca"), (tmp_path / name for name in names), strict=True))
+    return files, lambda: tls_context(**files, server=False)
 
 
 @pytest.mark.parametrize(
@@ -320,11 +320,11 @@ def own(folders, tmp_path):
 def test_files_that_other_users_can_read_or_change_are_refused(own, name, mode, said):
     files, load = own
     load()
-    getattr(files, name).chmod(mode)
+    files[name].chmod(mode)
     with pytest.raises(TwoPartyError, match=said):
         load()
-    target = getattr(files, name).rename(files.key.with_name("elsewhere"))  # the same through a link
-    getattr(files, name).symlink_to(target)
+    target = files[name].rename(files["key"].with_name("elsewhere"))  # the same through a link
+    files[name].symlink_to(target)
     with pytest.raises(TwoPartyError, match=said):
         load()
     target.chmod(0o600)
@@ -335,7 +335,7 @@ def test_files_that_other_users_can_read_or_change_are_refused(own, name, mode, 
 @pytest.mark.parametrize("name", ["key", "ca"])
 def test_a_key_or_a_link_of_another_user_is_refused(own, name):
     files, load = own
-    path = getattr(files, name)
+    path = files[name]
     os.chown(path, 12345, -1)
     with pytest.raises(TwoPartyError, match="belongs to user 12345"):
         load()
@@ -352,7 +352,7 @@ def test_a_device_is_no_credential(folders, name):
     files = {"certificate": "client.pem", "key": "client.key", "ca": "ca.pem"}
     paths = {field: folders[0] / file for field, file in files.items()} | {name: Path("/dev/zero")}
     with pytest.raises(ValueError, match="/dev/zero is a pipe, socket or device"):
-        Credentials(**paths).context(server=False)
+        tls_context(**paths, server=False)
 
 
 def test_a_dangling_link_in_the_place_of_a_key_stops_before_anything_is_written(tmp_path):

@@ -13,7 +13,6 @@ import re
 import ssl
 import stat
 from collections.abc import Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -31,34 +30,28 @@ _OUT_OF_DATE = (9, 10)
 FILES = ("ca.pem", "ca.key", "server.pem", "server.key", "client.pem", "client.key")
 
 
-@dataclass(frozen=True)
-class Credentials:
-    """Paths of a party's certificate and key, and of the CA's certificate that must have signed the peer's."""
+def tls_context(certificate: Path, key: Path, ca: Path, *, server: bool) -> ssl.SSLContext:
+    """A TLS context that shows our certificate and demands one of the peer's that `ca` signed. TwoPartyError for
+    unusable files."""
 
-    certificate: Path
-    key: Path
-    ca: Path
-
-    def context(self, *, server: bool) -> ssl.SSLContext:
-        """A TLS context that shows our certificate and demands the other's. TwoPartyError for unusable files."""
-        context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER if server else ssl.PROTOCOL_TLS_CLIENT)
-        context.minimum_version = ssl.TLSVersion.TLSv1_3
-        context.verify_mode = ssl.CERT_REQUIRED
-        for name, path in (("--certificate", self.certificate), ("--key", self.key), ("--ca", self.ca)):
-            _check_private(name, Path(path), 0o077 if name == "--key" else 0o022)
-        try:
-            context.load_cert_chain(self.certificate, self.key, self._no_password)
-            context.load_verify_locations(self.ca)
-        except ssl.SSLError as error:
-            raise TwoPartyError(
-                f"certificate {self.certificate}, key {self.key} and CA {self.ca} cannot be used together "
-                f"({error.reason or error}); they must be PEM files, the key that of the certificate"
-            ) from None
-        return context
-
-    def _no_password(self) -> str:
+    def no_password() -> str:
         """Replaces OpenSSL's prompt on the terminal, which would wait for ever."""
-        raise TwoPartyError(f"--key {self.key} is encrypted, which is not supported; decrypt it (`openssl pkey`)")
+        raise TwoPartyError(f"--key {key} is encrypted, which is not supported; decrypt it (`openssl pkey`)")
+
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER if server else ssl.PROTOCOL_TLS_CLIENT)
+    context.minimum_version = ssl.TLSVersion.TLSv1_3
+    context.verify_mode = ssl.CERT_REQUIRED
+    for name, path in (("--certificate", certificate), ("--key", key), ("--ca", ca)):
+        _check_private(name, path, 0o077 if name == "--key" else 0o022)
+    try:
+        context.load_cert_chain(certificate, key, no_password)
+        context.load_verify_locations(ca)
+    except ssl.SSLError as error:
+        raise TwoPartyError(
+            f"certificate {certificate}, key {key} and CA {ca} cannot be used together "
+            f"({error.reason or error}); they must be PEM files, the key that of the certificate"
+        ) from None
+    return context
 
 
 def _check_private(name: str, path: Path, forbidden: int) -> None:
@@ -83,11 +76,14 @@ def _check_private(name: str, path: Path, forbidden: int) -> None:
 
 
 def context_for(
-    address: str, credentials: Credentials | None, insecure: bool, *, server: bool
+    address: str, files: tuple[Path, Path, Path] | None, insecure: bool, *, server: bool
 ) -> ssl.SSLContext | None:
-    """The TLS context for a link to or at `address`; None for plain TCP, only on this machine or if `insecure`."""
-    if credentials is not None:
-        return credentials.context(server=server)
+    """The TLS context for a link to or at `address`; None for plain TCP, only on this machine or if `insecure`.
+
+    files: certificate, key and the CA's certificate.
+    """
+    if files is not None:
+        return tls_context(*files, server=server)
     if insecure or is_loopback(split_address(address)[0]):
         return None
     raise TwoPartyError(

@@ -18,7 +18,6 @@ from aero.errors import UserError, check_file, one_line
 
 if TYPE_CHECKING:
     from aero.two_party.runtime.settings import Settings
-    from aero.two_party.serving.answer import Cost
     from aero.two_party.serving.handshake import Description
     from aero.two_party.serving.session import Answered
 
@@ -197,7 +196,7 @@ def _ask(chosen: argparse.Namespace) -> None:
     if not prompt:
         raise UserError("the prompt is empty; a private question needs at least one token")
     settings = _settings(chosen)
-    with Display(prompt, chosen.json) as display:
+    with closing(Display(prompt, chosen.json)) as display:
         display.say("loading libraries")
         from aero.two_party.serving.answer import Sampling
 
@@ -271,15 +270,19 @@ def _answer(
         display.note(f"no cache of keys and values with {description}: every token takes a whole pass")
     ids: list[int] = []
 
-    def on_token(token: int, _: Cost) -> None:
-        ids.append(token)
+    def on_control(said: tuple[str, Any]) -> None:
+        kind, value = said
+        if kind == "progress":
+            display.say(value)
+            return
+        ids.append(value)
         text = tokenizer.decode(ids)
         # The first bytes of a character are shown with its last.
         display.show(text.rstrip("\ufffd") if len(ids) < chosen.tokens else text)
 
     prompt_ids = ids_within(tokenizer, prompt) if description.prefix else tokenizer.encode(prompt)
     check_ids(prompt_ids, tokenizer, description)
-    answered = ask(prompt_ids, chosen.tokens, sampling, settings, on_token, display.say, not chosen.no_cache)
+    answered = ask(prompt_ids, chosen.tokens, sampling, settings, on_control, not chosen.no_cache)
     rounds, unknown = _rounds(description, len(prompt_ids), len(answered.costs), answered.cached)
     display.close()
     if chosen.json:

@@ -24,14 +24,8 @@ class Display:
         self._since, self._said_at = time.monotonic(), -PLAIN_S
         self._console = Console(stderr=True, highlight=False, markup=False, emoji=False)
         self._view = self._console.status("")
-
-    def __enter__(self) -> Display:
         if self._console.is_terminal:
             self._view.start()
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.close()
 
     def close(self) -> None:
         """End the view, and the line of the answer. Without effect if closed."""

@@ -358,10 +358,10 @@ def test_changed_weights_are_not_served(path, tmp_path, monkeypatch, capsys):
 def answering(tokens, costs, shown=None, capsys=None):
     """In the place of `ask_here`: an answer of these tokens."""
 
-    def ask_here(published, ids, new_tokens, sampling, settings, on_token, on_progress, cached):
+    def ask_here(published, ids, new_tokens, sampling, settings, on_control, cached):
         assert ids == list(PROMPT.encode()) and sampling == Sampling(257, 0.0, 0)
         for token in tokens:
-            on_token(token, costs[0])
+            on_control(("token", token))
             if capsys is not None:
                 shown.append(capsys.readouterr().out)
         return Answered(list(tokens), costs, Cost(10_000_000, 12_000_000, 5000, 3.0), cached)
@@ -397,9 +397,9 @@ def test_the_prompt_and_what_is_going_on_are_shown(path, monkeypatch, capsys):
     """Lines elsewhere than on a terminal; on one a view that is gone at the end, and the text on standard output."""
     monkeypatch.setattr(display, "PLAIN_S", 0.0)
 
-    def ask_here(published, ids, new_tokens, sampling, settings, on_token, on_progress, cached):
-        on_progress("token 1 of 1: layer 3 of 12, 4.5 MB so far")
-        on_token(ord("x"), Cost(1, 1, 1, 0.0))
+    def ask_here(published, ids, new_tokens, sampling, settings, on_control, cached):
+        on_control(("progress", "token 1 of 1: layer 3 of 12, 4.5 MB so far"))
+        on_control(("token", ord("x")))
         return Answered([ord("x")], [Cost(1, 1, 1, 0.0)], Cost(1, 1, 1, 0.0), cached)
 
     monkeypatch.setattr(serving, "ask_here", ask_here)

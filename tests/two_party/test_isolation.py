@@ -73,8 +73,8 @@ class Session:
         # As on the command line, where the prompt is an argument of the process that starts both.
         patch.setattr(sys, "argv", ["aero", "ask", "--checkpoint", str(path), TEXT])
 
-        def on_token(token, cost):
-            if search_memory and not self.memory:
+        def on_control(said):
+            if said[0] == "token" and search_memory and not self.memory:
                 weights = of_model(model, description.program)
                 own = {
                     "client": {"one-hot": of_prompt(prompt)["one-hot"]},
@@ -86,7 +86,7 @@ class Session:
                     self.memory[name] = found_in_memory(child.pid, own[name] | others[name])
 
         settings = Settings(receive_timeout_s=300)
-        question = (prompt, new, Sampling(VOCABULARY), settings, on_token)
+        question = (prompt, new, Sampling(VOCABULARY), settings, on_control)
         published = Published(path, description, "", weights_sha256(model))
         self.answered = ask_here(published, *question, relay=relay)
         self.to_server, self.to_client = relay.recorded

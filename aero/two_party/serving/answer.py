@@ -57,13 +57,18 @@ def answer_task(party: Party, given: Mapping[str, Any]) -> dict[str, Any]:
     """In a party process: put the weights, then run one pass for each new token; returns costs, and ids at the client.
 
     given: "description", "tokens" (the prompt's length), "new_tokens", "cached" (both); `Published.of_server` (server
-    only); "ids" (T,) and "sampling" (client only). The client gives `Party.control` ("token", id, cost) for every
-    token, and ("progress", text).
+    only); "ids" (T,) and "sampling" (client only). The client gives `Party.control` ("token", id) for every token,
+    and ("progress", text).
     """
     description: Description = given["description"]
     weights = prefix = None
     if party.rank == SERVER:
-        model = _published(given)
+        model = given["load"](given["checkpoint"])
+        # The program was chosen for the published weights: with others the answers could be wrong without a message.
+        if weights_sha256(model) != given["weights_sha256"]:
+            raise UserError(
+                f"checkpoint {given['checkpoint']} changed since it was published; start the server, or ask, again"
+            )
         weights, prefix = weight_arrays(model, description.program), prefix_past(model, description.prefix)
         del model
     start = time.monotonic()
@@ -87,7 +92,7 @@ def answer_task(party: Party, given: Mapping[str, Any]) -> dict[str, Any]:
         costs.append(_cost(party, [step.profile], start + step.prepared_s))
         if ids is not None:
             ids.append(given["sampling"].choose(step.logits, index))
-            party.control(("token", ids[-1], costs[-1]))
+            party.control(("token", ids[-1]))
     return {"setup": setup, "costs": costs, "ids": None if ids is None else ids[given["tokens"] :]}
 
 
@@ -124,19 +129,6 @@ def weights_sha256(model: GPT) -> str:
     Only the server may have it: a client could recognise a known model by it.
     """
     return checkpoint.digest(model.state_dict(), {"architecture": str(model.architecture), "config": str(model.config)})
-
-
-def _published(given: Mapping[str, Any]) -> GPT:
-    """The server's model, read in its own process. UserError if its weights are not the published ones.
-
-    The published program was chosen for those: with others the answers could be wrong without a message.
-    """
-    model = given["load"](given["checkpoint"])
-    if weights_sha256(model) != given["weights_sha256"]:
-        raise UserError(
-            f"checkpoint {given['checkpoint']} changed since it was published; start the server, or ask, again"
-        )
-    return model
 
 
 def _cost(party: Party, profiles: list[Profile], start: float) -> Cost:

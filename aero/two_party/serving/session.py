@@ -31,8 +31,8 @@ CONNECT_S = 90.0
 """The peer's process may start later than ours by the time that importing SPU takes on a busy machine."""
 LOG_LINES, LOG_S = 10, 60.0
 """Log lines on failed clients in so many seconds: anybody who can connect could fill a disk."""
-OnToken = Callable[[int, Cost], None]
-OnProgress = Callable[[str], None]
+OnControl = Callable[[tuple[str, Any]], None]
+"""Takes ("token", id) of every new token, and ("progress", text)."""
 
 
 @dataclass(frozen=True)
@@ -70,8 +70,7 @@ def ask_here(
     new_tokens: int,
     sampling: Sampling,
     settings: Settings,
-    on_token: OnToken,
-    on_progress: OnProgress = lambda text: None,
+    on_control: OnControl,
     cached: bool = True,
     relay: Relay | None = None,
 ) -> Answered:
@@ -84,14 +83,14 @@ def ask_here(
     check_lengths(description, len(ids), new_tokens)
     cached = cached and description.cacheable
     common = {"description": description, "tokens": len(ids), "new_tokens": new_tokens, "cached": cached}
-    on_progress("starting client and server, and connecting them")
+    on_control(("progress", "starting client and server, and connecting them"))
     client, server = run_parties(
         answer_task,
         common | {"ids": list(ids), "sampling": sampling},
         common | published.of_server,
         settings,
         relay=relay,
-        on_control=_heard(on_token, on_progress),
+        on_control=on_control,
     )
     for ours, theirs in zip([client["setup"], *client["costs"]], [server["setup"], *server["costs"]], strict=True):
         if replace(ours, seconds=0) != replace(theirs, seconds=0):
@@ -128,8 +127,7 @@ class Client:
         new_tokens: int,
         sampling: Sampling,
         settings: Settings,
-        on_token: OnToken,
-        on_progress: OnProgress = lambda text: None,
+        on_control: OnControl,
         cached: bool = True,
     ) -> Answered:
         """Ask; of `settings` only time-outs count, the rest is the server's. cached: where the program allows it.
@@ -142,14 +140,14 @@ class Client:
             if _not_refused(self._tunnel, self._tunnel.receive()).get("begin") is not True:
                 raise TwoPartyError(f"{self._tunnel.peer} did not begin; are both of one version?")
             common = lengths | {"description": self.description}
-            on_progress("starting the client, and connecting it to the server")
+            on_control(("progress", "starting the client, and connecting it to the server"))
             found = run_through(
                 self._tunnel,
                 CLIENT,
                 answer_task,
                 common | {"ids": list(ids), "sampling": sampling},
                 replace(settings, **self.description.protocol),
-                on_control=_heard(on_token, on_progress),
+                on_control=on_control,
             )
         except BaseException:
             self._tunnel.give_up()
@@ -259,16 +257,6 @@ def run_through(
     found = run_party(rank, task, own_input, addresses, settings, on_control=on_control, alarm=tunnel)
     tunnel.finish()
     return found
-
-
-def _heard(on_token: OnToken, on_progress: OnProgress) -> Callable[[Any], None]:
-    """Takes what the client's party says."""
-
-    def heard(said: tuple[Any, ...]) -> None:
-        kind, *content = said
-        (on_token if kind == "token" else on_progress)(*content)
-
-    return heard
 
 
 def _refused(tunnel: Tunnel, reason: str) -> TwoPartyError:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import argparse
 import hashlib
-import io
 import json
 import math
 from collections.abc import Callable, Sequence
@@ -162,8 +161,6 @@ def _draw(path: Path, name: str, statistics: EntropyStatistics) -> None:
     """Heatmap of the headwise means as in AERO's Figures 5 to 7: layer 1 at the bottom, colours from 0 to the bound."""
     from matplotlib.figure import Figure
 
-    from aero.records import write_together
-
     layers, heads = statistics.mean.shape
     figure = Figure(figsize=(1.8 + 0.32 * heads, 1.4 + 0.26 * layers), layout="constrained")
     axes = figure.subplots()
@@ -176,36 +173,26 @@ def _draw(path: Path, name: str, statistics: EntropyStatistics) -> None:
     axes.xaxis.get_major_locator().set_params(integer=True)
     axes.yaxis.get_major_locator().set_params(integer=True)
     figure.colorbar(mesh, label="mean entropy, nats")
-    drawn = io.BytesIO()
-    figure.savefig(drawn, format=path.suffix[1:], dpi=150, facecolor="white")
-    write_together({path: drawn.getvalue()})
+    figure.savefig(path, dpi=150, facecolor="white")
 
 
 def _open(chosen: argparse.Namespace) -> Reader:
     path = chosen.model
     if any((path / name).is_file() for name in ("config.json", "adapter_config.json")):
         return _open_hugging_face(path, chosen.dtype, chosen.bos)
-    checkpoint = path / "checkpoint.safetensors" if path.is_dir() else path
-    if not checkpoint.is_file():
+    file = path / "checkpoint.safetensors" if path.is_dir() else path
+    if not file.is_file():
         raise UserError(
             f"{path} is neither a folder with a Hugging Face model (config.json) nor a checkpoint of this project; "
             "nothing is downloaded: for a model of the hub give the folder of huggingface_hub.snapshot_download"
         )
     if chosen.bos or chosen.dtype != DTYPES[0]:
         raise UserError("--bos and --dtype are for Hugging Face models only")
-    return _open_checkpoint(checkpoint, chosen.tokenizer)
-
-
-def _open_checkpoint(path: Path, tokenizer: Path | None) -> Reader:
     from aero import checkpoint
-    from aero.cli.tokenizers import check_tokenizer, tokenizer_beside
-    from aero.data.tokenizer import load_tokenizer
+    from aero.cli.tokenizers import tokenizer_of
 
-    model = checkpoint.load(path)
-    _, _, header = checkpoint.describe(path)
-    found = load_tokenizer(tokenizer or tokenizer_beside(path, header.get("run")))
-    check_tokenizer(found.sha256, header, path)
-    return Reader(model, found.encode, model.config.context)
+    model = checkpoint.load(file)
+    return Reader(model, tokenizer_of(file, chosen.tokenizer).encode, model.config.context)
 
 
 def _open_hugging_face(path: Path, dtype: str, begin: bool) -> Reader:

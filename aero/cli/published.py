@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from aero import checkpoint
-from aero.cli.tokenizers import check_tokenizer, tokenizer_beside
+from aero.cli.tokenizers import tokenizer_of
 from aero.data.tokenizer import END_OF_TEXT, FastTokenizer, load_tokenizer
 from aero.errors import UserError, cut, text_of
 from aero.model import GPT
@@ -29,7 +29,7 @@ def publish(
     tokenizer: a file, None for the folder's or the one beside the checkpoint's run. UserError if it is another model's.
     prefix: text before every prompt; END_OF_TEXT alone is the special token.
     """
-    load, loaded = (_hugging_face if path.is_dir() else _checkpoint)(path, tokenizer)
+    load, loaded = _hugging_face(path, tokenizer) if path.is_dir() else (checkpoint.load, tokenizer_of(path, tokenizer))
     model = load(path)
     special = prefix == END_OF_TEXT and not isinstance(loaded, FastTokenizer)
     ids = [loaded.end_of_text] if special else ids_within(loaded, prefix)
@@ -46,16 +46,8 @@ def ids_within(tokenizer: Any, text: str) -> list[int]:
     return tokenizer.encode(text, special=False) if isinstance(tokenizer, FastTokenizer) else tokenizer.encode(text)
 
 
-def _checkpoint(path: Path, tokenizer: str | None) -> tuple[Callable[[Path], GPT], Any]:
-    """What loads the checkpoint, and its tokenizer."""
-    *_, header = checkpoint.describe(path)
-    loaded = load_tokenizer(tokenizer if tokenizer is not None else tokenizer_beside(path, header.get("run")))
-    check_tokenizer(loaded.sha256, header, path)
-    return checkpoint.load, loaded
-
-
 def _hugging_face(folder: Path, tokenizer: str | None) -> tuple[Callable[[Path], GPT], Any]:
-    """The same for a model's folder."""
+    """What loads the model of a folder, and its tokenizer."""
     from aero.hf import convert
 
     file = folder / "tokenizer.json" if tokenizer is None else Path(tokenizer)

@@ -2,21 +2,27 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
+from aero import checkpoint
 from aero.config import load
+from aero.data.tokenizer import load_tokenizer
 from aero.data.tokens import tokens_folder
 from aero.errors import UserError
 
 
-def check_tokenizer(sha256: str, header: Mapping[str, str], path: Path) -> None:
-    """UserError if the checkpoint's header names another tokenizer. Checkpoints of earlier versions name none."""
-    if header.get("tokenizer_sha256", sha256) != sha256:
+def tokenizer_of(path: Path, given: Path | str | None) -> Any:
+    """The tokenizer in the file `given`, or the one beside the run of the checkpoint at `path`. UserError if there is
+    none, or the checkpoint was trained with another."""
+    *_, header = checkpoint.describe(path)
+    tokenizer = load_tokenizer(_beside(path, header.get("run")) if given is None else given)
+    if header.get("tokenizer_sha256", tokenizer.sha256) != tokenizer.sha256:  # earlier versions wrote none
         raise UserError(f"{path} was trained with another tokenizer than this one; give its own as --tokenizer")
+    return tokenizer
 
 
-def tokenizer_beside(path: Path, run: str | None) -> Path:
+def _beside(path: Path, run: str | None) -> Path:
     """The tokenizer of the corpus that `run` was trained on, in the folder of runs that contains the checkpoint."""
     corpus = None
     if run is not None and Path("params.yaml").is_file() and run in (parameters := load()).runs:

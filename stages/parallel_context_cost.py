@@ -15,7 +15,7 @@ from aero import records
 from aero.config import load
 from aero.errors import run_main
 from aero.parallel_context import pretrained
-from aero.parallel_context.cost import measure_in_new_process
+from aero.parallel_context.measure import encoding_cost_in_new_process
 from aero.parallel_context.settings import settings
 
 
@@ -32,7 +32,7 @@ def main(arguments: list[str]) -> None:
     result = {"model": folder.name, "rows": [], "provenance": records.provenance(torch=torch.__version__)}
     for tokens in sizes.tokens:
         for segments in sizes.segments:
-            row = measure_in_new_process(folder, tokens, segments)
+            row = encoding_cost_in_new_process(folder, tokens, segments)
             result["rows"].append(row)
             print(
                 f"{tokens} tokens, P={segments}: {row['cpu_s']:.2f} s, {row['peak_bytes'] / 2**20:.0f} MiB", flush=True

@@ -39,11 +39,6 @@ class Selection:
     score_top: int = 5
     aggregate_top: int | None = 5
 
-    @property
-    def two_passes(self) -> bool:
-        """Whether all layers must be seen once before any layer can select."""
-        return self.aggregation == "LHT"
-
 
 def group_scores(probabilities: Tensor, groups: Tensor, segments: int, top: int = 5) -> Tensor:
     """Sum of the `top` largest probabilities of every segment: (…, m, n) and groups (n,) give (…, m, P)."""
@@ -78,11 +73,6 @@ def chosen(scores: Tensor, selection: Selection) -> Tensor:
         before = ordered.cumsum(-1) - ordered
         kept = before < selection.mass * ordered.sum(-1, keepdim=True)
     return torch.zeros_like(scores, dtype=torch.bool).scatter_(-1, places, kept.expand_as(scores))
-
-
-def visible(selected: Tensor, groups: Tensor) -> Tensor:
-    """Which of the n keys are visible with `selected` segments (…, P): (…, n) bool; those in no segment always are."""
-    return selected[..., groups.clamp(min=0)] | (groups == PREFIX)
 
 
 class QueryPass:
@@ -124,8 +114,9 @@ class QueryPass:
         selected = self._select(probabilities)
         if selected is not None:
             self.selected.append(selected)
+            visible = selected[..., self.groups.clamp(min=0)] | (self.groups == PREFIX)  # (B, H or 1, m or 1, n)
             # Masking before the softmax renormalises, exactly even where little mass is left.
-            probabilities = logits.masked_fill(~visible(selected, self.groups), -math.inf).softmax(-1)
+            probabilities = logits.masked_fill(~visible, -math.inf).softmax(-1)
         self.entropies.append(torch.special.entr(probabilities).sum(-1))
         self.sinks.append(probabilities[..., self._firsts].sum(-1))
         return probabilities
@@ -137,7 +128,7 @@ class QueryPass:
             return self._decided
         scores = group_scores(probabilities, self.groups, self.segments, self.selection.score_top)
         self.scores.append(scores)
-        return None if self.selection.two_passes else self._decide(scores)
+        return None if self.selection.aggregation == "LHT" else self._decide(scores)
 
     def _decide(self, scores: Tensor) -> Tensor:
         dims = AGGREGATIONS[self.selection.aggregation]

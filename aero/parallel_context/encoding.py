@@ -145,7 +145,8 @@ def read(
     groups = torch.cat([encoded.groups, torch.full((m,), PREFIX, device=ids.device)])
     seen = QueryPass(groups, selection, rows, logits=logits)
     result, cache = model.forward(ids, positions, encoded.cache, mask, seen)
-    if selection is not None and selection.two_passes and seen.segments > 1:
+    if selection is not None and selection.aggregation == "LHT" and seen.segments > 1:
+        # No layer can select before all were seen.
         seen = QueryPass(groups, selection, rows, decided=seen.over_layers(), logits=logits)
         result, cache = model.forward(ids, positions, encoded.cache, mask, seen)
     extended = Encoded(cache, groups, encoded.next_position + m)

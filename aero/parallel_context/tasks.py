@@ -54,11 +54,10 @@ class Context:
 
 @dataclass(frozen=True)
 class Task:
-    """kind: which of the paper's four. chance: per cent right of a guess. make: the context with a number, a number of
-    units and up to a number of questions (scored tokens of language modelling)."""
+    """kind: which of the paper's four. make: the context with a number, a number of units and up to a number of
+    questions (scored tokens of language modelling)."""
 
     kind: str
-    chance: float
     make: Callable[[Encode, int, int, int], Context]
 
 
@@ -147,9 +146,9 @@ def pairs(encode: Encode, number: int, units: int, questions: int) -> Context:
 
 
 TASKS: dict[str, Task] = {
-    "bible": Task("lm", 0.0, bible),
-    "docs": Task("lm", 0.0, docs),
-    "words": Task("icl", 25.0, words),
-    "people": Task("rag", 100 / len(TOWNS), people),
-    "pairs": Task("synthetic", 0.0, pairs),
+    "bible": Task("lm", bible),
+    "docs": Task("lm", docs),
+    "words": Task("icl", words),
+    "people": Task("rag", people),
+    "pairs": Task("synthetic", pairs),
 }

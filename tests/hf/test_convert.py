@@ -8,7 +8,7 @@ from transformers import GPT2Config, GPTNeoXConfig
 from aero.errors import UserError
 from aero.families import FAMILIES
 from aero.hf.convert import describe, load
-from aero.parallel_context import cost
+from aero.parallel_context.measure import encoding_cost
 from stages.parallel_context import opened
 
 LLAMA3 = {"rope_type": "llama3", "factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0}
@@ -45,7 +45,7 @@ def test_a_folder_that_asks_for_an_attention_that_is_not_installed_is_loaded(tmp
     ids = some_ids(1, 20)
     torch.testing.assert_close(load(tmp_path)(ids), theirs(ids).logits, atol=1e-4, rtol=0)
     assert opened(tmp_path)[0].context == 160
-    assert cost.measure(str(tmp_path), 20, 2)["tokens"] == 20
+    assert encoding_cost(str(tmp_path), 20, 2)["tokens"] == 20
 
 
 @pytest.mark.parametrize(("name", "theirs"), [("gpt2", GPT2Config), ("pythia-70m", GPTNeoXConfig)])

@@ -5,7 +5,7 @@ import itertools
 import pytest
 import torch
 
-from aero.parallel_context.attention import PREFIX, QueryPass, Selection, aggregate, chosen, group_scores, visible
+from aero.parallel_context.attention import PREFIX, QueryPass, Selection, aggregate, chosen, group_scores
 
 GROUPS = torch.tensor([PREFIX, 0, 0, 0, 1, 1, 2, PREFIX])
 
@@ -33,10 +33,9 @@ def test_aggregate_by_plain_loops(dims, top):
         assert found[place].item() == pytest.approx(expected, abs=1e-5)
 
 
-def test_selected_and_visible_by_hand():
+def test_selected_by_hand():
     kept = chosen(torch.tensor([[0.2, 0.5, 0.4]]), Selection(2))
     assert kept.tolist() == [[False, True, True]]
-    assert visible(kept, GROUPS).tolist() == [[True, False, False, False, True, True, True, True]]
     assert chosen(torch.tensor([0.2, 0.5]), Selection(7)).all()
 
 

@@ -90,6 +90,8 @@ def _entry(parameters: Parameters, name: str, scales: Sequence[str], found: Foun
     resolved, of_run = parameters.resolve(name), found.get((parameters.scale, name), ())
     run = resolved.parameters
     seeds = [seed for run_, seed in parameters.trainings() if run_ == name]
+    # As `dvc repro` and `dvc exp run` name them.
+    stages = ("train" if parameters.is_default(name, seed) else "catalogue/dvc.yaml:train" for seed in seeds)
     costs = {}
     for scale in scales:
         scaled = parameters.at_scale(scale)
@@ -116,14 +118,9 @@ def _entry(parameters: Parameters, name: str, scales: Sequence[str], found: Foun
         "seeds": [result.seed for result in of_run],
         "diverged_seeds": [result.seed for result in of_run if result.diverged],
         "planned_seeds": seeds,
-        "stages": list(dict.fromkeys(_stage(parameters, name, seed) for seed in seeds)),
+        "stages": list(dict.fromkeys(stages)),
         "cost": costs,
     }
-
-
-def _stage(parameters: Parameters, name: str, seed: int) -> str:
-    """The stage of a training, as `dvc repro` and `dvc exp run` name it."""
-    return "train" if parameters.is_default(name, seed) else "catalogue/dvc.yaml:train"
 
 
 def _short_table(parameters: Parameters, entries: Sequence[dict[str, Any]]) -> str:

@@ -149,8 +149,6 @@ class EntropyRegularizer:
         settings = getattr(model.config, "entropy_regularizer", None)
         if settings is None:
             raise ValueError(f"the model in {folder} was saved without an entropy regulariser")
-        if hasattr(model, "reg_threshold_weights"):
-            raise ValueError(f"this {type(model).__name__} has an entropy regulariser already")
         model.config.entropy_regularizer = None
         try:
             regularizer = cls(model, **settings)

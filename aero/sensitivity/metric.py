@@ -18,9 +18,8 @@ TRAINS = 0.5
 
 
 def final_losses(losses: Tensor, window: int) -> Tensor:
-    """Mean of the last `window` training losses (steps, ...); infinite where one of them is not finite."""
-    if not 1 <= window <= len(losses):
-        raise ValueError(f"window must be 1 to {len(losses)} steps, got {window}")
+    """Mean of the last `window` training losses (steps, ...), or of all of a shorter training; infinite where one of
+    them is not finite. window: at least 1."""
     final = losses[-window:].double().mean(0)
     return torch.where(torch.isfinite(final), final, torch.inf)
 

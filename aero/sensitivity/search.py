@@ -69,7 +69,7 @@ def rows(number: int, setting: Setting, core: str, trained: Trained, seeds: tupl
     made = []
     for steps in (steps for steps in STEPS if steps <= setting.steps):
         final, untrained, zero = (
-            final_losses(losses[:steps], min(WINDOW, steps))
+            final_losses(losses[:steps], WINDOW)
             for losses in (trained.losses, trained.untrained_losses, trained.zero_losses)
         )
         for k, seed in enumerate(seeds):

@@ -34,7 +34,6 @@ def loss_rows(
     largest_gradient_norm: of the finite ones (see `Stack.step`). entropy, frobenius: at the last step, means over
     layers.
     """
-    window = min(window, len(trained.losses))
     final, zero = final_losses(trained.losses, window), final_losses(trained.zero_losses, window)
     untrained = zero if initial == "zero" else final_losses(trained.untrained_losses, window)
     rows = []
@@ -72,8 +71,7 @@ def figure_rate(trained: Mapping[str, Trained], rates: Sequence[float], window: 
     failed = {}
     for core in ("softmax", "relu", "qk_layernorm"):
         final, initial = (
-            final_losses(losses, min(window, len(losses)))
-            for losses in (trained[core].losses, trained[core].untrained_losses)
+            final_losses(losses, window) for losses in (trained[core].losses, trained[core].untrained_losses)
         )
         failed[core] = (clipped(final, initial) >= initial).double().mean(1) > 0.5  # (R,)
     chosen = failed["softmax"] & ~(failed["relu"] & failed["qk_layernorm"])

@@ -12,7 +12,6 @@ from aero.attention_kernels import CORES, attend, clip_gain, clip_gain_gradient,
 from aero.config import load
 from aero.sensitivity.metric import (
     clipped,
-    final_losses,
     sensitivity,
     sensitivity_clipped_after,
     sensitivity_of_means,
@@ -185,5 +184,3 @@ def test_impossible_settings():
         replace(SETTING, hidden="embedded")
     with pytest.raises(ValueError, match="batch 24 must divide"):
         replace(SETTING, data="set", batch=24)
-    with pytest.raises(ValueError, match="window must be 1 to 3"):
-        final_losses(torch.zeros(3, 1, 1), 4)

@@ -64,18 +64,20 @@ def test_unknown_names(project):
 
 
 def test_missing_and_corrupt_inputs(project, tmp_path):
-    one_line_error(stage(project, "train", "sm-scfuffn", "--tokens", str(tmp_path / "none")), "none")
+    one_line_error(stage(project, "train", "sm-ln-r", "--tokens", str(tmp_path / "none")), "none")
     tokens = tmp_path / "tokens"
     shutil.copytree(project / "runs/tokens", tokens)
     data = (tokens / "train.bin").read_bytes()
     (tokens / "train.bin").write_bytes(data[: len(data) // 2])
-    one_line_error(stage(project, "train", "sm-scfuffn", "--tokens", str(tokens), "--out", str(tmp_path / "o")), "train.bin")
+    one_line_error(
+        stage(project, "train", "sm-ln-r", "--tokens", str(tokens), "--out", str(tmp_path / "o")), "train.bin"
+    )
     assert not (tmp_path / "o").exists()
-    trained = project / "runs/default/sm-scfuffn/seed_1337"
+    trained = project / "runs/default/sm-ln-r/seed_1337"
     trained.mkdir(parents=True)
     (trained / "checkpoint.safetensors").write_bytes(b"no tensors")
-    one_line_error(stage(project, "end_to_end", "sm-scfuffn"), "checkpoint.safetensors", "damaged")
-    one_line_error(stage(tmp_path, "train", "sm-scfuffn"), "params.yaml", "root folder")
+    one_line_error(stage(project, "end_to_end", "sm-ln-r"), "checkpoint.safetensors", "damaged")
+    one_line_error(stage(tmp_path, "train", "sm-ln-r"), "params.yaml", "root folder")
 
 
 def test_a_wrong_python_is_one_clear_line():

@@ -46,10 +46,6 @@ _RING_BITS, _LIMB = 64, 24
 _AT_ONCE = 64
 
 
-class OverBudget(ValueError):
-    """A table whose entries are too large for the noise budget or the ring."""
-
-
 def public_elements(seed: bytes, blocks: int, degree: int = DEGREE) -> np.ndarray:
     """a_1 … (blocks, n) uint64, uniform below q, from a session's seed."""
     return uniform(seed, "lookup", blocks, degree) & np.uint64((1 << MODULUS_BITS) - 1)
@@ -89,19 +85,12 @@ def noise_of(table: np.ndarray, fraction_bits: int) -> float:
     return float(columns * deviation * 2.0 ** (_RING_BITS - MODULUS_BITS - SCALE_BITS))
 
 
-def check(table: np.ndarray, fraction_bits: int = 18) -> None:
-    """OverBudget unless the noise is within NOISE_BUDGET and entries are within what SPU can truncate: 2^62."""
+def fits(table: np.ndarray, fraction_bits: int = 18) -> bool:
+    """Whether the noise is within NOISE_BUDGET and entries are within what SPU can truncate: 2^62."""
     first_factor = fraction_bits - TRUNCATIONS[0]  # 2^-16 is this power of two in fixed point
     most = 2.0 ** (_RING_BITS - 2 - SCALE_BITS - fraction_bits - first_factor)
-    largest, error = float(np.abs(table).max(initial=0.0)), noise_of(table, fraction_bits)
-    remedy = "compute without lattice_lookup (program tuned-lattice_lookup)"
-    if largest > 0.99 * most:
-        raise OverBudget(f"the embedding has an entry of {largest:.3g}, a lookup holds less than {most:g}; {remedy}")
-    if error > NOISE_BUDGET:
-        raise OverBudget(
-            f"the embedding is so large that a lookup would be off by {error:.3g} last bits of the fixed point, more "
-            f"than {NOISE_BUDGET:g}; {remedy}"
-        )
+    largest = float(np.abs(table).max(initial=0.0))
+    return largest <= 0.99 * most and noise_of(table, fraction_bits) <= NOISE_BUDGET
 
 
 @dataclass(frozen=True)
@@ -114,8 +103,7 @@ class Table:
 
     @classmethod
     def of(cls, values: np.ndarray, fraction_bits: int, seed: bytes, degree: int = DEGREE) -> Table:
-        """Computes the hint, which takes seconds. OverBudget as `check`."""
-        check(values, fraction_bits)
+        """Computes the hint, which takes seconds. values: a table that `fits`."""
         vocabulary, width = values.shape
         blocks = -(-vocabulary // degree)
         hint = np.empty((degree, width), np.uint64)

@@ -72,10 +72,6 @@ FRACTION_BITS = (16, 20)
 SEED = 32
 
 
-class OverBudget(ValueError):
-    """A matrix whose entries are too large for the noise budget."""
-
-
 @dataclass(frozen=True)
 class Layout:
     """How (rows, inner) times (inner, columns) is cut into ciphertexts.
@@ -259,22 +255,16 @@ def noise_of(matrix: np.ndarray, fraction_bits: int = 18, wide: int = WIDE) -> f
     return float(np.sqrt(np.square(parts).sum()) * 2.0**-RESULT_BITS)
 
 
-def check(matrix: np.ndarray, fraction_bits: int = 18) -> None:
-    """OverBudget unless the noise is within NOISE_BUDGET."""
-    noise = noise_of(matrix, fraction_bits)
-    if not noise <= NOISE_BUDGET:
-        raise OverBudget(
-            f"a weight matrix is so large that the noise of its lattice multiplication would be {noise:.3g} last bits "
-            f"of the fixed point, more than {NOISE_BUDGET:g}; compute without it (tuned-lattice_products)"
-        )
+def fits(matrix: np.ndarray, fraction_bits: int = 18) -> bool:
+    """Whether the noise is within NOISE_BUDGET."""
+    return noise_of(matrix, fraction_bits) <= NOISE_BUDGET
 
 
 class Matrix:
     """The server's matrix W (k, m) in fixed point."""
 
     def __init__(self, values: np.ndarray, fraction_bits: int) -> None:
-        """OverBudget as `check`."""
-        check(values, fraction_bits)
+        """values: a matrix that `fits`."""
         self._bits = fraction_bits
         self._integers = np.rint(values.astype(np.float64) * 2.0**fraction_bits).astype(np.int32)
 

@@ -123,19 +123,15 @@ def within_budget(model: GPT, program: str, budget: float = CONDITION_BUDGET, fr
         model = fold_weight_norm(model)
     architecture, state = model.architecture, model.state_dict()
     if "lattice_lookup" in optimizations and model.config.vocabulary >= lookup.LEAST_VOCABULARY:
-        try:
-            lookup.check(_token_embedding(state, model.config).numpy(), fraction_bits)
-        except lookup.OverBudget:
+        if not lookup.fits(_token_embedding(state, model.config).numpy(), fraction_bits):
             optimizations -= {"lattice_lookup"}
     if absorbs(architecture, optimizations):
         rebased = _rebased(architecture, model.config, state, budget)
     if "lattice_products" in optimizations:
         weights = folded(architecture, model.config, state, program_name(optimizations, rebased))
-        try:
-            matrices = [matrix for layer in weights.layers for matrix in layer.matrices]
-            for matrix in (*matrices, *([] if weights.basis is None else [weights.basis.weight])):
-                matmul.check(matrix.numpy(), fraction_bits)
-        except matmul.OverBudget:
+        matrices = [matrix for layer in weights.layers for matrix in layer.matrices]
+        matrices += [] if weights.basis is None else [weights.basis.weight]
+        if not all(matmul.fits(matrix.numpy(), fraction_bits) for matrix in matrices):
             optimizations -= {"lattice_products"}
     return program_name(optimizations, rebased)
 

@@ -76,12 +76,12 @@ def party(rank: int, addresses: Sequence[str], protocol: str, pipe: Any) -> None
         make, shares = pipe.recv()
         names, function = [f"x{index}" for index in range(len(shares))], make()
         for name, share in zip(names, shares, strict=True):
-            engine.store(name, share)
+            engine.runtime.set_var(name, share)
         described = tuple(engine.describe(name) for name in names)
         profile = engine.run(function, described, names, ["y"])
-        pipe.send((profile.bytes_sent, profile.messages_sent, engine.share("y")))
+        pipe.send((profile.bytes_sent, profile.messages_sent, engine.runtime.get_var("y")))
         for name in names:
-            engine.delete(name)
+            engine.runtime.del_var(name)
 
 
 class Session:

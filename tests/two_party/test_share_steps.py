@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from aero.two_party.lattice import share_steps as shares
-from aero.two_party.lattice.ring import bits_of, ring_elements, share_of
+from aero.two_party.lattice.ring import ring_elements, share_of
 from aero.two_party.lattice.share_steps import OCTAVES, SQUARINGS, STEPS, StepContext, negative
 from aero.two_party.program import nonlinear
 from aero.two_party.program.bounded import (
@@ -114,28 +114,30 @@ def test_a_function_without_steps_is_not_cut_and_impossible_ones_are_refused():
 def test_ring_elements_round_trip_through_a_share(shape):
     values = np.random.default_rng(0).integers(0, RING, int(np.prod(shape)), np.uint64)
     share = share_of(values, shape, np.float32, None, "FM64")
-    assert (ring_elements(share, 64) == values).all()
+    assert (ring_elements(share, "AShr") == values).all()
     cut_off = share_of(values, shape, np.float32, None, "FM64")
     cut_off.share_chunks = [cut_off.share_chunks[0][:-1]]
     with pytest.raises(ValueError, match="cut off"):
-        ring_elements(cut_off, 64)
+        ring_elements(cut_off, "AShr")
     doubled = share_of(values, shape, np.float32, None, "FM64")
     doubled.share_chunks = [doubled.share_chunks[0], doubled.share_chunks[0]]
     with pytest.raises(ValueError, match="do not fit together"):
-        ring_elements(doubled, 64)
-    with pytest.raises(ValueError, match="no additive share"):
-        ring_elements(share_of(values, shape, np.float32, SERVER, "FM64"), 64)
+        ring_elements(doubled, "AShr")
+    with pytest.raises(ValueError, match="is no AShr"):
+        ring_elements(share_of(values, shape, np.float32, SERVER, "FM64"), "AShr")
 
 
 @pytest.mark.parametrize("field", ["FM32", "FM64"])
 def test_bits_round_trip_through_a_share(field):
     values = np.random.default_rng(0).integers(0, 2, 15, np.uint64)
     share = share_of(values, (3, 5), np.bool_, None, field)
-    assert (bits_of(share, 15) == values).all()
-    with pytest.raises(ValueError, match="a share of 14 booleans has"):
-        bits_of(share, 14)
-    with pytest.raises(ValueError, match="no xor share of booleans"):
-        bits_of(share_of(values, (3, 5), np.float32, None, field), 15)
+    assert (ring_elements(share, "BShr") == values).all()
+    with pytest.raises(ValueError, match="a share of 14 elements has"):
+        ring_elements(share_of(values, (2, 7), np.bool_, None, field), "BShr")
+    with pytest.raises(ValueError, match="is no AShr"):
+        ring_elements(share, "AShr")
+    with pytest.raises(ValueError, match="is no BShr"):
+        ring_elements(share_of(values, (3, 5), np.float32, None, field), "BShr")
 
 
 @given(st.integers(-(2**31), 2**31 - 1), st.integers(0, RING - 1))

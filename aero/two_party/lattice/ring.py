@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Sequence
 from typing import Any
@@ -9,39 +10,22 @@ from typing import Any
 import numpy as np
 
 
-def ring_elements(share: Any, bits: int) -> np.ndarray:
-    """The elements (n,) uint64 of an additive share in a ring of `bits` bits, 32 or 64, row by row.
+def ring_elements(share: Any, kind: str) -> np.ndarray:
+    """The elements (n,) uint64 of an additive share ("AShr"), row by row, or of a xor share of booleans ("BShr").
 
     ValueError if the share is of another kind or its chunks do not fit together.
     """
-    meta = _meta_of(share)
-    if not meta.storage_type.startswith("cheetah.AShr"):
-        raise ValueError(f"{meta.storage_type} is no additive share")
-    content = content_of(share)
-    count = int(np.prod(tuple(meta.shape.dims), dtype=np.int64))
-    if len(content) != count * bits // 8:
-        raise ValueError(f"a share of {count} elements has {len(content)} bytes, not {count * bits // 8}")
-    return np.frombuffer(content, np.dtype(f"<u{bits // 8}")).astype(np.uint64)
-
-
-def bits_of(share: Any, count: int) -> np.ndarray:
-    """The xor shares (n,) uint64, each 0 or 1, of `count` booleans. ValueError if the share is of another kind."""
-    meta = _meta_of(share)
-    kind = re.fullmatch(r"cheetah\.BShr<FM(\d+),1>", meta.storage_type)
-    if kind is None:
-        raise ValueError(f"{meta.storage_type} is no xor share of booleans")
-    content, each = content_of(share), int(kind[1]) // 8
-    if len(content) != count * each:
-        raise ValueError(f"a share of {count} booleans has {len(content)} bytes, not {count * each}")
-    return np.frombuffer(content, f"<u{each}").astype(np.uint64) & np.uint64(1)
-
-
-def _meta_of(share: Any) -> Any:
     from spu import libspu
 
     meta = libspu.ValueMeta()
     meta.ParseFromString(share.meta)
-    return meta
+    found = re.fullmatch(rf"cheetah\.{kind}<FM(\d+)(,1)?>", meta.storage_type)
+    if found is None:
+        raise ValueError(f"{meta.storage_type} is no {kind}")
+    content, width, count = content_of(share), int(found[1]) // 8, math.prod(meta.shape.dims)
+    if len(content) != count * width:
+        raise ValueError(f"a share of {count} elements has {len(content)} bytes, not {count * width}")
+    return np.frombuffer(content, f"<u{width}").astype(np.uint64)
 
 
 def content_of(share: Any) -> bytes:

@@ -50,16 +50,6 @@ class Channel:
                 f"settings, or raise connect_timeout_s (SPU: {_spu_words(error)})"
             ) from error
 
-    def barrier(self) -> None:
-        """Wait until both parties are here."""
-        with self.step("waiting at a barrier"):
-            self.link.barrier()
-
-    def close(self) -> None:
-        """Close the link, behind a last barrier so that neither party sees the other vanish."""
-        with self.step("closing the link"):
-            self.link.stop_link()
-
     def send_share(self, name: str, shape: tuple[int, ...], dtype: np.dtype, share: Any) -> None:
         chunks = list(share.share_chunks)
         header = {"name": name, "shape": shape, "dtype": dtype.str, "chunks": len(chunks)}

@@ -27,7 +27,10 @@ class Described(NamedTuple):
 
 
 class Engine:
-    """An SPU runtime with one ring and one fixed-point format, and its variables by name."""
+    """An SPU runtime with one ring and one fixed-point format.
+
+    runtime: SPU's own, which holds this party's shares of variables by name.
+    """
 
     def __init__(
         self, channel: Channel, link: Any, log: int, settings: Settings, field: str, fraction_bits: int, **options: int
@@ -54,22 +57,12 @@ class Engine:
         for name, value in options.items():
             setattr(config, name, value)
         with channel.step("setting up the protocol"):
-            self._runtime = spu.Runtime(link, config)
+            self.runtime = spu.Runtime(link, config)
         self.io = spu.Io(link.world_size, config)
         self.compiled: dict[tuple, Any] = {}
 
-    def store(self, name: str, share: Any) -> None:
-        self._runtime.set_var(name, share)
-
-    def share(self, name: str) -> Any:
-        """This party's share of a variable."""
-        return self._runtime.get_var(name)
-
-    def delete(self, name: str) -> None:
-        self._runtime.del_var(name)
-
     def describe(self, name: str) -> Described:
-        meta = self._runtime.get_var_meta(name)
+        meta = self.runtime.get_var_meta(name)
         return Described(tuple(meta.shape.dims), numpy_type(meta))
 
     def run(
@@ -87,7 +80,7 @@ class Engine:
         executable = libspu.Executable(name=made.name, input_names=list(inputs), output_names=outputs, code=made.code)
         start = os.fstat(self._log).st_size
         with self._channel.step(f"running {made.name}"):
-            self._runtime.run(executable)
+            self.runtime.run(executable)
         return read_profile(self._log, start)
 
     def _compile(self, function: Callable[..., Any], arguments: tuple[Described, ...]) -> Any:

@@ -19,16 +19,13 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from multiprocessing.connection import Connection, wait
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 from aero.two_party.runtime.addresses import free_address
 from aero.two_party.runtime.party import Party
 from aero.two_party.runtime.processes import party_process, start
-from aero.two_party.runtime.profile import Profile
 from aero.two_party.runtime.relay import Relay
 from aero.two_party.runtime.settings import CLIENT, NAMES, SERVER, Settings, TwoPartyError
-
-__all__ = ["CLIENT", "SERVER", "Party", "Profile", "Relay", "Settings", "TwoPartyError", "run_parties", "run_party"]
 
 START_TIMEOUT_S = 120.0
 """For importing SPU and JAX on a busy machine."""
@@ -72,14 +69,6 @@ def run_parties(
     return results[CLIENT], results[SERVER]
 
 
-class Alarm(Protocol):
-    """Watches the connection to the other party: readable, with `failure` set, when that is lost."""
-
-    failure: str | None
-
-    def fileno(self) -> int: ...
-
-
 def run_party(
     rank: int,
     task: Task,
@@ -88,12 +77,13 @@ def run_party(
     settings: Settings,
     *,
     on_control: Callable[[Any], Any] | None = None,
-    alarm: Alarm | None = None,
+    alarm: Any = None,
 ) -> Any:
     """Run one party of which the other is started elsewhere with the same task and settings; returns its result.
 
     addresses: (client's, server's) as this party dials them; it listens at its own. Raises as `run_parties`; a peer
     that dies is noticed after `receive_timeout_s` at the latest, or as soon as `alarm` reports it.
+    alarm: watches the connection to the peer; its `fileno` is readable, and its `failure` set, when that is lost.
     """
     return _Supervisor(task, {rank: own_input}, [addresses] * 2, settings, on_control, alarm).run()[rank]
 
@@ -162,7 +152,7 @@ class _Supervisor:
     dialled: Sequence[Sequence[str]]
     settings: Settings
     on_control: Callable[[Any], Any] | None
-    alarm: Alarm | None = None
+    alarm: Any = None
     children: dict[int, _Child] = field(default_factory=dict)
     started: float = field(default_factory=time.monotonic)
     connecting: float = field(default_factory=time.monotonic)
@@ -237,8 +227,6 @@ class _Supervisor:
             child.phase, child.result = "finished", content
         elif kind == "failure":
             child.failure, child.failed_at = content, time.monotonic()
-        elif self.on_control is None:
-            raise TwoPartyError("the client sent a control message, but run_parties was given no on_control")
         else:
             answer = self.on_control(content)
             with suppress(ConnectionError):  # it has ended meanwhile, which is noticed elsewhere

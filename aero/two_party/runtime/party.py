@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from aero.two_party.lattice.ring import bits_of, ring_elements, share_of
+from aero.two_party.lattice.ring import ring_elements, share_of
 from aero.two_party.runtime.channel import Channel, StepMessages
 from aero.two_party.runtime.engine import Described, Engine
 from aero.two_party.runtime.profile import Profile, together
@@ -96,7 +96,7 @@ class Party:
             if rank < 0:
                 self._channel.send_share(name, shape, dtype, shares[self._channel.other])
             share = shares[self.rank]
-        self._engine.store(name, share)
+        self._engine.runtime.set_var(name, share)
         self._held[name] = Described(shape, dtype)
 
     def put_public(self, name: str, array: np.ndarray) -> None:
@@ -108,7 +108,8 @@ class Party:
 
         array = self._checked(name, array, array.shape, array.dtype)
         self._forget(name)
-        self._engine.store(name, self._engine.io.make_shares(array, libspu.Visibility.VIS_PUBLIC)[self.rank])
+        shares = self._engine.io.make_shares(array, libspu.Visibility.VIS_PUBLIC)
+        self._engine.runtime.set_var(name, shares[self.rank])
         self._held[name] = Described(array.shape, array.dtype, public=True)
 
     def run(
@@ -171,7 +172,7 @@ class Party:
         if name not in self._held:
             raise ValueError(f"{name}: no such variable at the {self.name}")
         shape, dtype, _ = self._held[name]
-        own = self._engine.share(name)
+        own = self._engine.runtime.get_var(name)
         if self.rank != to:
             self._channel.send_share(name, shape, dtype, own)
             return None
@@ -183,11 +184,12 @@ class Party:
         if self._held.pop(name, None) is None:
             raise ValueError(f"{name}: no such variable at the {self.name}")
         self._forget(name)
-        self._engine.delete(name)
+        self._engine.runtime.del_var(name)
 
     def barrier(self) -> None:
         """Wait until both parties are here."""
-        self._channel.barrier()
+        with self._channel.step("waiting at a barrier"):
+            self._channel.link.barrier()
 
     def control(self, message: Any) -> Any:
         """The client asks the process that started it (to slow the relay, say) and gets its answer; the server None."""
@@ -195,7 +197,8 @@ class Party:
 
     def close(self) -> None:
         """Close the link, behind a last barrier. SPU may end this process if the other party closes it first."""
-        self._channel.close()
+        with self._channel.step("closing the link"):
+            self._channel.link.stop_link()
 
     def _checked(self, name: str, array: np.ndarray, shape: tuple[int, ...], dtype: np.dtype) -> np.ndarray:
         if array.shape != shape or array.dtype != dtype:
@@ -263,19 +266,18 @@ class Party:
         if step.in_the_clear:
             results = step.of_shares(context, *(self._clear[name] for name in part.inputs[:-1]), prepared, shapes)
         else:
-            bits = FIELD_BITS[self.settings.field]
-            if bits > 64:
+            if FIELD_BITS[self.settings.field] > 64:
                 raise TwoPartyError(
                     f"the step {part.step} computes on shares of at most 64 bits, not on {self.settings.field}; "
                     "use FM64, or a program without split_exponential, narrow_comparisons, fewer_squarings, "
                     "lattice_lookup and lattice_products"
                 )
             secrets = part.inputs if step.prepare is None else part.inputs[:-1]
-            shares = [ring_elements(self._engine.share(name), bits) for name in secrets]
+            shares = [ring_elements(self._engine.runtime.get_var(name), "AShr") for name in secrets]
             results = step.of_shares(context, *shares, *(() if step.prepare is None else (prepared, shapes)))
         for output, values, (shape, dtype), owner in zip(part.outputs, results, part.types, step.owners, strict=True):
             owner = owner if self.settings.colocated else None
-            self._engine.store(output, share_of(values, shape, dtype, owner, self.settings.field))
+            self._engine.runtime.set_var(output, share_of(values, shape, dtype, owner, self.settings.field))
             self._held[output] = Described(shape, dtype)
         # Compiling and reading the log are no part of the cost, as in any run of SPU.
         overhead = sum(max(0.0, seconds - profile.seconds) for profile, seconds in runs)
@@ -291,22 +293,22 @@ class Party:
         def run(share: np.ndarray, dtype: Any, function: Callable[..., Any], engine: Engine, ring: str) -> Any:
             """This party's share of function(x), from its share (n,) of x in the ring."""
             described = Described(share.shape, np.dtype(dtype))
-            engine.store("x", share_of(share, described.shape, described.dtype, None, ring))
+            engine.runtime.set_var("x", share_of(share, described.shape, described.dtype, None, ring))
             start = time.monotonic()
             profile = engine.run(function, (described,), ["x"], ["y"])
             runs.append((profile, time.monotonic() - start))
-            result = engine.share("y")
+            result = engine.runtime.get_var("y")
             for name in ("x", "y"):
-                engine.delete(name)
+                engine.runtime.del_var(name)
             return result
 
         def narrow_sign(share: np.ndarray) -> np.ndarray:
             engine = self._step_engine("narrow comparisons", NARROW_FIELD, 0)
-            return bits_of(run(share, np.int32, _below_zero, engine, NARROW_FIELD), share.size)
+            return ring_elements(run(share, np.int32, _below_zero, engine, NARROW_FIELD), "BShr") & np.uint64(1)
 
         def squared(share: np.ndarray) -> np.ndarray:
             engine = self._step_engine("exponentials by fewer squarings", field, bits, fxp_exp_iters=SQUARINGS)
-            return ring_elements(run(share, np.float32, by_squarings, engine, field), FIELD_BITS[field])
+            return ring_elements(run(share, np.float32, by_squarings, engine, field), "AShr")
 
         return StepContext(
             self.rank,

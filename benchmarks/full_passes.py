@@ -65,7 +65,7 @@ def full_pass(row: str, named: str, parameters: Parameters) -> dict[str, Any]:
     found |= {"width": config.width, "tokens": context, "vocabulary": config.vocabulary}
     found |= {"max_logit_error": float(np.abs(answer.logits - plain).max())}
     found |= {"logits_standard_deviation": float(plain.std())}
-    found |= {"same_top_token": int(answer.next_token == int(plain.argmax()))}
+    found |= {"same_top_token": int(answer.logits.argmax() == int(plain.argmax()))}
     found |= {name: getattr(answer, name) for name in ("bytes_client", "bytes_server", "messages", "seconds")}
     found |= {"load_before": round(load_before, 2), "load_after": round(os.getloadavg()[2], 2)}
     made = records.provenance(measured=records.now(), settings=parameters.two_party.variant())

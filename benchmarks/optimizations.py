@@ -146,7 +146,7 @@ def measure_errors(parameters: Parameters, run: str, chosen: list[str], prompts:
             answers += ask(model, part.numpy(), program, settings)[0]
         pairs = list(zip(answers, plain, strict=True))
         worst = max(float(np.abs(answer.logits - logits).max()) for answer, logits in pairs)
-        top = sum(int(answer.next_token == logits.argmax()) for answer, logits in pairs)
+        top = sum(int(answer.logits.argmax() == logits.argmax()) for answer, logits in pairs)
         found: dict[str, Any] = {"prompts": len(ids), "max_logit_error": f"{worst:.5f}", "same_top_token": top}
         found["provenance"] = ledger.as_json(**records.provenance(**made, measured=records.now()))
         replace_lines(ERRORS, ERROR_COLUMNS, [key | found], *ERROR_KEY)

@@ -88,7 +88,7 @@ def passes(parameters: Parameters, run: str, model: Any, named: str, folder: Pat
         "prompts": len(answers),
         "tokens": prompts.shape[1],
         "max_logit_error": float(max(abs(a.logits - p).max() for a, p in zip(answers, plain, strict=True))),
-        "same_top_token": sum(a.next_token == int(p.argmax()) for a, p in zip(answers, plain, strict=True)),
+        "same_top_token": sum(int(a.logits.argmax()) == int(p.argmax()) for a, p in zip(answers, plain, strict=True)),
         "megabytes": whole / 1e6,
         "composed_megabytes": composed / 1e6,
         "composed_over_measured": composed / whole,

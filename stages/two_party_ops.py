@@ -12,7 +12,7 @@ from aero.architecture import parse
 from aero.config import Parameters, load
 from aero.errors import run_main
 from aero.two_party.cost import ledger
-from aero.two_party.cost.composition import compose, without_details
+from aero.two_party.cost.composition import compose
 from aero.two_party.cost.counts import OWN
 from aero.two_party.cost.network import Network
 from aero.two_party.cost.resume import Wanted, measure_missing, signature, usable
@@ -64,7 +64,7 @@ def main(arguments: list[str]) -> None:
     for text in dict.fromkeys(parameters.run(run).architecture for run in parameters.active_runs):
         for program in two_party.programs:
             model = parameters.active.two_party
-            rows.append(without_details(compose(parse(text), config, model, program, context, done, networks)))
+            rows.append(compose(parse(text), config, model, program, context, done, networks))
     ledger.write(folder / "rows.csv", rows, ledger.Row)
     measured = len(done.keys() - known.keys())
     print(f"{len(rows)} rows of {len(done)} operations, {measured} of them measured now: {folder / 'rows.csv'}")

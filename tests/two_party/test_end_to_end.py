@@ -8,7 +8,6 @@ import numpy as np
 import pytest
 from made_models import random_model, torch_logits
 
-from aero import checkpoint
 from aero.two_party.program.end_to_end import PublicModel, ask, forward_task
 from aero.two_party.program.forward import operations
 from aero.two_party.program.weights import weight_arrays, within_budget
@@ -80,7 +79,6 @@ def test_bytes_of_a_pass_are_those_of_its_operations():
     plain = np.stack([torch_logits(model, prompt) for prompt in prompts])
     private = np.stack([answer.logits for answer in answers])
     np.testing.assert_allclose(private, plain, atol=TOLERANCE, rtol=0)
-    assert [answer.next_token for answer in answers] == private.argmax(-1).tolist()
     # The second prompt is in the steady state. Small multiplications use a stock of 8,192 Beaver triples, which a pass
     # refills here and an operation alone mostly does not.
     used = within_budget(model, program)
@@ -90,7 +88,7 @@ def test_bytes_of_a_pass_are_those_of_its_operations():
     assert composed == pytest.approx(measured, abs=0.03 * measured + STOCK_OF_PRODUCTS)
 
 
-def test_bad_prompts_are_refused(tmp_path):
+def test_bad_prompts_are_refused():
     model = random_model("SM+ScFuFFN", layers=1)
     prompt = np.array([3, 1, 4, 1, 5])
     with pytest.raises(ValueError, match="1 to 12 tokens, got 13"):
@@ -99,15 +97,12 @@ def test_bad_prompts_are_refused(tmp_path):
         ask(model, np.array([41]))
     with pytest.raises(ValueError, match="unknown program"):
         ask(model, prompt, "fast")
-    with pytest.raises(ValueError, match="does not exist"):
-        ask(tmp_path / "nothing.safetensors", prompt)
 
 
 @pytest.mark.slow
-def test_a_checkpoint_answers_in_the_large_ring(tmp_path):
+def test_a_model_answers_in_the_large_ring():
     model, prompt = random_model("SM+ScFuFFN", layers=1), np.array([3, 1, 4, 1, 5])
-    checkpoint.save(tmp_path / "checkpoint.safetensors", model)
-    (answer,), _ = ask(tmp_path / "checkpoint.safetensors", prompt, "as_written", Settings(field="FM128"))
+    (answer,), _ = ask(model, prompt, "as_written", Settings(field="FM128"))
     np.testing.assert_allclose(answer.logits, torch_logits(model, prompt), atol=TOLERANCE, rtol=0)
 
 

@@ -9,11 +9,11 @@ import pytest
 import torch
 from made_models import random_model, torch_logits
 
+from aero.two_party.program import fixed_point
 from aero.two_party.program.end_to_end import ask
 from aero.two_party.program.fixed_point import (
     PRODUCTS,
     bounds,
-    check,
     coverage,
     farthest,
     fitting,
@@ -81,7 +81,6 @@ def test_spu_is_right_below_each_limit_and_wrong_beyond():
 @pytest.mark.parametrize("program", ["tuned+narrow_comparisons+bounded_reciprocals", "as_written+fewer_squarings"])
 def test_ordinary_models_fit(row, program):
     model = random_model(row, layers=2)
-    check(model, program, Settings())
     found = farthest(model, program, Settings())
     # By design the split exponential multiplies 2^13 and 2^12, and `bounded.reciprocal_root` compares with up to 3,360;
     # nothing else comes near.
@@ -104,9 +103,9 @@ def test_a_model_with_too_large_variances_is_refused_and_would_be_wrong(program)
     1 / 77 has twelve bits at 18 fraction bits.)"""
     prompt = np.random.default_rng(0).integers(0, 41, 12)
     good, bad = scaled("SM+LN+R", 10.0), scaled("SM+LN+R", 4000.0)
-    check(good, program, Settings())
+    assert fitting(good, program, Settings()) == program
     with pytest.raises(TwoPartyError, match="the model's values do not fit fixed point: .* private answers would be"):
-        check(bad, program, Settings())
+        fitting(bad, program, Settings())
     errors = []
     for model in (good, bad):
         (answer,), _ = ask(model, prompt, program)
@@ -140,14 +139,16 @@ def with_one_odd_token(kind):
 
 
 @pytest.mark.parametrize("kind", ["embedding", "channel", "position", "hidden"])
-def test_a_token_or_a_position_that_random_prompts_lack_is_found(kind):
+def test_a_token_or_a_position_that_random_prompts_lack_is_found(kind, monkeypatch):
     model = with_one_odd_token(kind)
     drawn = np.random.default_rng(0).integers(0, 300, 128)
-    assert RARE not in drawn and farthest(model, "as_written", Settings(), drawn[:12]).value < 2.0**20
+    with monkeypatch.context() as patched:
+        patched.setattr(fixed_point, "probes", lambda model, prefix: [drawn[:12]])
+        assert RARE not in drawn and farthest(model, "as_written", Settings()).value < 2.0**20
     if kind != "position":
         assert worst_first(model)[0] == RARE
     with pytest.raises(TwoPartyError, match="do not fit.* of layer 1, which" if kind == "hidden" else "do not fit"):
-        check(model, "as_written", Settings())
+        fitting(model, "as_written", Settings())
     assert not_bounded(model, "as_written", Settings())
 
 

@@ -6,13 +6,13 @@ import json
 import math
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from aero.architecture import Architecture
 from aero.two_party.cost.cost_model import QUANTITIES, Operations, relative
 from aero.two_party.cost.counts import Sizes, counts
-from aero.two_party.cost.ledger import DetailedRow, Measurement, Row, as_json, find, session_setup
+from aero.two_party.cost.ledger import DetailedRow, Measurement, as_json, find, session_setup
 from aero.two_party.cost.network import Network, wire_bytes
 from aero.two_party.cost.packing import EMBEDDINGS, VOCABULARY_PROJECTIONS
 from aero.two_party.program.optimizations import parse_program
@@ -213,11 +213,6 @@ def compose(
         seconds_by_kind=as_json(**{kind: round(amount, 4) for kind, amount in by_seconds.items()}),
         places="; ".join(places),
     )
-
-
-def without_details(row: DetailedRow) -> Row:
-    """The row with the columns of rows.csv."""
-    return Row(**{one.name: getattr(row, one.name) for one in fields(Row)})
 
 
 def composition_error(passes: Iterable[Mapping[str, object]], quantity: str = "bytes") -> float | None:

@@ -145,8 +145,6 @@ def traced(architecture: Architecture, sizes: Sizes, program: str) -> Counts:
     config = sizes.config or model_config(architecture, sizes.family, sizes.context, **changes)
     try:
         found = operations(architecture.at_inference(), config, program, sizes.context)
-    except UserError:
-        raise
     except ValueError as error:
         raise UserError(str(error)) from None
     return {(operation.name, operation.shape): count for operation, count in found.items()}

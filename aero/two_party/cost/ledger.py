@@ -7,7 +7,7 @@ import io
 import json
 import math
 from collections.abc import Iterable, Mapping
-from dataclasses import asdict, dataclass, fields, replace
+from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -106,8 +106,9 @@ _OBJECTS = frozenset({"provenance", "bytes_by_kind", "seconds_by_kind"})
 
 
 def write(path: Path, rows: Iterable[Measurement | Row], kind: type[Measurement] | type[Row]) -> None:
-    """Write rows atomically with the header of `kind`."""
-    write_text(path, csv_text([field.name for field in fields(kind)], map(asdict, rows)))
+    """Write the columns of `kind` of rows, atomically."""
+    names = [field.name for field in fields(kind)]
+    write_text(path, csv_text(names, ({name: getattr(row, name) for name in names} for row in rows)))
 
 
 def read_any(path: Path) -> list[Any]:

@@ -5,14 +5,12 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from statistics import fmean
 from typing import Any
 
 import numpy as np
 from jax import Array
 
-from aero import checkpoint
 from aero.architecture import Architecture, parse
 from aero.model import GPT, ModelConfig
 from aero.two_party.cost.measure import place, set_up
@@ -54,11 +52,10 @@ class Cost:
 class Answer(Cost):
     """The client's result of a private forward pass, and its cost with weights already in place.
 
-    logits: (V,) after the last token. next_token: the most likely one.
+    logits: (V,) after the last token.
     """
 
     logits: np.ndarray
-    next_token: int
 
 
 @dataclass(frozen=True)
@@ -155,7 +152,7 @@ def forward_task(party: Party, given: dict[str, Any]) -> dict[str, Any]:
 
 
 def ask(
-    model: GPT | Path | str,
+    model: GPT,
     prompts: np.ndarray,
     program: str = "tuned",
     settings: Settings | None = None,
@@ -163,13 +160,10 @@ def ask(
 ) -> tuple[list[Answer], dict[Operation, float]]:
     """Answer `prompts` (N, T), token ids, privately: two processes, the model in one, the prompts in the other.
 
-    model: a `GPT` or the path of its checkpoint. operation_runs: how often every operation is also run alone in the
-    same session, for its bytes in both directions. Does not check whether the model's values fit the fixed point:
-    `aero.two_party.program.fixed_point.fitting` does. Raises TwoPartyError if a party fails, ValueError for prompts the
-    model cannot take.
+    operation_runs: how often every operation is also run alone in the same session, for its bytes in both directions.
+    Does not check whether the model's values fit the fixed point: `aero.two_party.program.fixed_point.fitting` does.
+    Raises TwoPartyError if a party fails, ValueError for prompts the model cannot take.
     """
-    if not isinstance(model, GPT):
-        model = checkpoint.load(model)
     settings = settings or Settings()
     program = within_budget(model, program, fraction_bits=settings.fraction_bits)
     config, prompts = model.config, np.atleast_2d(np.asarray(prompts))
@@ -200,7 +194,6 @@ def ask(
                 ours.messages_sent + theirs.messages_sent,
                 max(ours.seconds, theirs.seconds),
                 logits,
-                int(np.argmax(logits)),
             )
         )
     return answers, client["alone"]

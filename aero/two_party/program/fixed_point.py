@@ -194,10 +194,8 @@ def probes(model: GPT, prefix: Sequence[int] = ()) -> Iterator[np.ndarray]:
         yield np.resize(order, min(context, LONGEST))
 
 
-def farthest(
-    model: GPT, program: str, settings: Settings, ids: np.ndarray | None = None, prefix: Sequence[int] = ()
-) -> Beyond:
-    """The value nearest to or furthest beyond its limit in a pass over `ids` (T,), or over `probes` if None.
+def farthest(model: GPT, program: str, settings: Settings, prefix: Sequence[int] = ()) -> Beyond:
+    """The value nearest to or furthest beyond its limit in passes over `probes`.
 
     program: as `within_budget` returns it. prefix: public tokens before them, whose own values are not in fixed point.
     Computed in the clear by the holder of the model.
@@ -218,7 +216,7 @@ def farthest(
 
     weights = {name: jnp.asarray(value) for name, value in weight_arrays(model, program).items()}
     past, first = prefix_past(model, prefix), len(prefix)
-    for prompt in probes(model, prefix) if ids is None else [ids]:
+    for prompt in probes(model, prefix):
         one_hot = jax.nn.one_hot(np.asarray(prompt), model.config.vocabulary, dtype=np.float32)
         placed, where = at_positions(weights, first, len(prompt)), "the embedding"
         forward(run, model.architecture, model.config, program, placed, one_hot, past, at)
@@ -333,24 +331,13 @@ def fitting(model: GPT, program: str, settings: Settings, prefix: Sequence[int] 
     optimizations, rebased = parse_program(program)
     droppable = [optimizations & {name} for name in OF_SMALLER_RANGE]
     choices = itertools.product(*((frozenset(), one) for one in droppable))
-    candidates = [
-        program_name(optimizations - dropped, rebased)
-        for dropped in dict.fromkeys(frozenset().union(*choice) for choice in choices)
-    ]
-    for candidate in candidates[:-1]:
-        found = farthest(model, candidate, settings, prefix=prefix)
+    for dropped in dict.fromkeys(frozenset().union(*choice) for choice in choices):
+        candidate = program_name(optimizations - dropped, rebased)
+        found = farthest(model, candidate, settings, prefix)
         if found.value < found.limit:
             return candidate
-    check(model, candidates[-1], settings, prefix)
-    return candidates[-1]
-
-
-def check(model: GPT, program: str, settings: Settings, prefix: Sequence[int] = ()) -> None:
-    """TwoPartyError if the model's values overflow the fixed point on `probes`."""
-    found = farthest(model, program, settings, prefix=prefix)
-    if not found.value < found.limit:
-        raise TwoPartyError(
-            f"the model's values do not fit fixed point: {found.value:.3g} in {found.what} of {found.where}, "
-            f"which holds less than {found.limit:.3g} with {settings.fraction_bits} fraction bits in {settings.field}; "
-            "the private answers would be wrong"
-        )
+    raise TwoPartyError(
+        f"the model's values do not fit fixed point: {found.value:.3g} in {found.what} of {found.where}, "
+        f"which holds less than {found.limit:.3g} with {settings.fraction_bits} fraction bits in {settings.field}; "
+        "the private answers would be wrong"
+    )

@@ -87,7 +87,6 @@ def test_norms_against_their_definitions():
 
 
 def alternatives_task(party, logits):
-    """The client's values of every function of ALTERNATIVES, as two parties compute them."""
     party.put("x", logits, LOGITS.shape, from_rank=CLIENT)
     party.put_public("half", np.float32(0.5))
     found = {}

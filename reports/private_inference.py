@@ -201,8 +201,10 @@ show.table(
 # %% [markdown]
 # ## Nonlinear functions beyond the papers
 #
-# Newer networks replace LayerNorm, softmax or GELU by functions that are cheap in the clear. They need not be cheap in
-# private.
+# Newer networks replace LayerNorm, softmax or GELU by functions that are cheap in the clear. In private, not all of
+# them are: DyT sends more than LayerNorm, sigmoid attention more than softmax, and SiLU more than GELU. What needs
+# comparisons alone sends least: ReLU, ReLU attention, and DyT that clips in place of tanh. Of these, only networks with
+# ReLU were trained here.
 
 # %%
 show.table(
@@ -210,7 +212,8 @@ show.table(
     "One site of GPT-2 small, T=128",
     "Stock SPU, all measured in one session. GPT-2 has 25 LayerNorms, 12 softmaxes and 12 GELUs. Papers: DyT (arXiv "
     "2503.10622), ReLU attention (2309.08586), sigmoid attention (2409.04431), ConSmax (2402.10930), squared ReLU "
-    "(2109.08668).",
+    "(2109.08668). Rounds are the slope of seconds against delay; those of GELU, SiLU and sigmoid attention, which "
+    "compute for a minute or longer, are uncertain by tens.",
     sources=[str(tables.NONLINEARITIES)],
     command="python -m stages.two_party_all --nonlinearities --folder results/two_party",
 )

@@ -51,7 +51,7 @@ PROTOCOLS = {
     "ABY3": (3, "bytes of all three parties; weights shared before"),
 }
 """SPU's protocols beside Cheetah: their parties, and what is counted."""
-NONLINEAR = PARTS["GELU or ReLU"] | PARTS["softmax"] | PARTS["LayerNorm"]
+NONLINEAR = PARTS["GELU or ReLU"] + PARTS["softmax"] + PARTS["LayerNorm"]
 CHECK = "SM+LN+G"
 
 
@@ -172,7 +172,7 @@ def main(given: list[str]) -> None:
             by_kind = [(one.kind, count * measured[one][0]) for one, count in counts.items()]
             row = {"table": number, "run": name, "program": STOCK, "protocol": protocol, "parties": parties}
             row |= {"bytes": sum(amount for _, amount in by_kind)}
-            row |= {"nonlinear_bytes": sum(amount for kind, amount in by_kind if kind in NONLINEAR)}
+            row |= {"nonlinear_bytes": sum(amount for kind, amount in by_kind if kind.startswith(NONLINEAR))}
             row |= {"rounds": sum(count * measured[one][1] for one, count in counts.items())}
             row |= {"pass_over_sum": round(size / composed, 4), "counted": counted, "commit": source}
             rows.append(row)

@@ -61,10 +61,9 @@ class LatencyBound:
         return self.gigabytes * GB * 8 / (minutes * 60) / 1e6 / 2
 
 
-def published_bound(table: Table, row: str) -> LatencyBound | None:
-    """What the published bytes of `row` allow on the published network; None where no bytes are printed."""
-    gigabytes = table.value(row, "communication")
-    return None if gigabytes is None else LatencyBound(gigabytes, fact(table.paper, "network")["bandwidth_mbit"])
+def published_bound(table: Table, row: str) -> LatencyBound:
+    """What the published bytes of `row` allow on the published network."""
+    return LatencyBound(table.value(row, "communication"), fact(table.paper, "network")["bandwidth_mbit"])
 
 
 @dataclass(frozen=True)
@@ -279,54 +278,26 @@ def compared_runs(results: Results) -> dict[str, dict[str, Any]]:
     }
 
 
-def figure_15_costs(results: Results) -> dict[str, dict[str, Cost]]:
-    """Costs of Figure 15's architectures (Pythia-70M, T=256) by program."""
-    found: dict[str, dict[str, Cost]] = {}
-    for run in (results.parameters.get("runs") or {}).values():
-        if FIGURE_15 in run.get("figures", ()):
-            name, context, model = run["architecture"], run.get("context", 128), run.get("model", "gpt2")
-            costs = {AS_PUBLISHED: results.fitted.get((name, model, context, AS_PUBLISHED))}
-            costs |= {program: results.cost(name, program, context, model) for program in PROGRAMS}
-            found[name] = {program: cost for program, cost in costs.items() if cost is not None}
-    return found
-
-
 def parts(line: Mapping[str, str], quantity: str) -> dict[str, float]:
     """Bytes or seconds of a row of all_rows.csv by part of the model."""
     found = dict.fromkeys(PARTS, 0.0)
     for kind, amount in json.loads(line[f"{quantity}_by_kind"]).items():
-        found[next((part for part, kinds in PARTS.items() if kind in kinds), "other")] += amount
+        found[next((part for part, kinds in PARTS.items() if kind.startswith(kinds)), "other")] += amount
     if quantity == "bytes":
         found["other"] += float(line["setup_bytes"])
     return found
 
 
 PARTS = {
-    "GELU or ReLU": {"gelu_plain", "gelu_exact", "gelu_segments", "relu"},
-    "softmax": {
-        "softmax_plain",
-        "softmax_clipped",
-        "exponentials",
-        "inverse_sums",
-        "reciprocal_sums",
-        "divide_by_sums",
-        "scale_rows",
-        "scale_row_tiles",
-        "scale_row_tiles_by_server",
-    },  # fmt: skip
-    "LayerNorm": {"layer_norm", "layer_norm_shared", "normalise", "normalise_tiles"},
-    "attention matmuls": {"scores", "mix"},
-    "linear layers": {"linear", "lattice_linear", "linear_shared"},
-    "embedding, logits": {
-        "embedding_slice",
-        "embedding_lookup",
-        "id_lookup",
-        "vocabulary_slice",
-        "vocabulary_slice_shared",
-    },  # fmt: skip
-    "other": set(),
+    "GELU or ReLU": ("gelu", "relu"),
+    "softmax": ("softmax", "exponentials", "inverse_sums", "reciprocal_sums", "divide_by_sums", "scale_row"),
+    "LayerNorm": ("layer_norm", "normalise"),
+    "attention matmuls": ("scores", "mix"),
+    "linear layers": ("linear", "lattice_linear"),
+    "embedding, logits": ("embedding", "id_lookup", "vocabulary"),
+    "other": (),
 }
-"""Parts of a model and the kinds of operations that compute them."""
+"""Parts of a model and how the kinds of operations that compute them begin."""
 
 
 GENERATION = Path("results/two_party/generation.csv")
@@ -366,9 +337,8 @@ def cost_rows(results: Results, printed: Table) -> list[dict[str, str | float | 
         gigabytes, minutes = row.cells["communication"].value, row.cells["latency"].value
         bound = published_bound(printed, row.name)
         side: dict[str, str | float | None] = {"row": row.name, "published_gb": gigabytes, "published_min": minutes}
-        if bound:
-            side |= {"bound_overlapped_min": bound.overlapped, "bound_one_way_min": bound.one_way}
-            side["needed_mbit"] = bound.needed_mbit(minutes) if minutes else None
+        side |= {"bound_overlapped_min": bound.overlapped, "bound_one_way_min": bound.one_way}
+        side["needed_mbit"] = bound.needed_mbit(minutes)
         costs = all_costs(results, printed, row.name)
         entries += [side | _measured(cost, gigabytes) for cost in costs.values()] or [side | {"program": None}]
     return entries

@@ -123,9 +123,7 @@ def published_minutes(results: Results) -> Figure:
         table = load("aero").tables[number]
         for row in table.rows:
             bound, printed = published_bound(table, row.name), row.cells["latency"].value
-            if bound and printed:
-                points.append((number, bound.overlapped, printed))
-    del results
+            points.append((number, bound.overlapped, printed))
     figure, axes = show.subplots(height=2.5, layout=None)
     ends = [3.0, 130.0]
     axes.plot(ends, ends, color=show.INK, linewidth=1)

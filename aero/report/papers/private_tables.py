@@ -17,20 +17,20 @@ from aero.records import read_csv
 from aero.report.costs import (
     CHOICES_IN_WORDS,
     COST_TABLES,
+    FIGURE_15,
     GB,
     GENERATION,
     IN_PLACE_OF,
     OPTIMISED,
+    PROGRAMS,
     STOCK,
     Minutes,
     audit,
-    figure_15_costs,
     fits,
     network,
     next_tokens,
     published_bound,
     row_costs,
-    saving,
     wan_minutes,
 )
 from aero.report.results import Results
@@ -99,25 +99,36 @@ def gigabytes(bytes_: float | None) -> str:
     return MISSING if bytes_ is None else f"{bytes_ / GB:.2f}"
 
 
-def headline(results: Results) -> pd.DataFrame:
-    """One private forward pass of GPT-2, T=128: GB and saving, published and reproduced, and GB optimised."""
-    table, fitted = load("aero").tables["4"], fits(results)
-    base = table.rows[0].name
-    lines = []
-    for name in HEADLINE:
-        printed, fit = table.value(name, "communication"), fitted.get(("4", name))
-        cost = row_costs(results, table, name).get(OPTIMISED)
+def _bytes(results: Results, number: str) -> pd.DataFrame:
+    """All that is shown of the bytes of a table's rows; savings are over SM+LN+G, the first row."""
+    table, fitted, lines = load("aero").tables[number], fits(results), []
+    base = fitted.get((number, table.rows[0].name))
+    for row in table.rows:
+        costs, fit = row_costs(results, table, row.name), fitted.get((number, row.name))
+        stock, own = costs.get(STOCK), costs.get(OPTIMISED)
+        found, printed = audit(results, table, row.name, "bytes"), row.cells.get("savings_communication")
         lines.append(
             {
-                ROW: name,
-                "GB, paper": f"{printed:.2f}",
+                ROW: row.name,
+                "GB, paper": row.cells["communication"].text,
                 "GB, reproduced": gigabytes(fit and fit.gigabytes * GB),
-                "saving, paper": f"{1 if name == base else table.value(name, 'savings_communication'):.2f}x",
-                "saving, reproduced": text(fit and fitted["4", base].gigabytes / fit.gigabytes, 3, "x"),
-                "GB, optimised": gigabytes(cost and cost.bytes),
+                "reproduced - paper, %": MISSING if fit is None else f"{fit.residual_percent:+.2f}",
+                "GB, stock SPU": gigabytes(stock and stock.bytes),
+                "GB, optimised": gigabytes(own and own.bytes),
+                "saving, paper": "1.00x" if row is table.rows[0] else text(printed and printed.value, 3, "x"),
+                "saving, reproduced": text(fit and base and base.gigabytes / fit.gigabytes, 3, "x"),
+                "stock SPU": text(found.as_written, 3, "x"),
+                "stock SPU, cheap GELU in the baseline": text(found.one_gelu, 3, "x"),
+                "optimised": text(found.tuned, 3, "x"),
             }
         )
     return pd.DataFrame(lines)
+
+
+def headline(results: Results) -> pd.DataFrame:
+    """One private forward pass of GPT-2, T=128: GB and saving, published and reproduced, and GB optimised."""
+    shown = ["GB, paper", "GB, reproduced", "saving, paper", "saving, reproduced", "GB, optimised"]
+    return _bytes(results, "4").set_index(ROW).loc[list(HEADLINE), shown].reset_index()
 
 
 def new_measurements(results: Results) -> pd.DataFrame:
@@ -142,55 +153,33 @@ def new_measurements(results: Results) -> pd.DataFrame:
 
 def communication(results: Results, number: str) -> pd.DataFrame:
     """GB of every row of a table: published, reproduced, stock SPU, optimised."""
-    table, fitted, lines = load("aero").tables[number], fits(results), []
-    for row in table.rows:
-        costs, fit = row_costs(results, table, row.name), fitted.get((number, row.name))
-        printed, stock, own = row.cells["communication"].value, costs.get(STOCK), costs.get(OPTIMISED)
-        lines.append(
-            {
-                ROW: row.name,
-                "GB, paper": f"{printed:.2f}",
-                "GB, reproduced": gigabytes(fit and fit.gigabytes * GB),
-                "reproduced - paper, %": MISSING if fit is None else f"{fit.residual_percent:+.2f}",
-                "GB, stock SPU": gigabytes(stock and stock.bytes),
-                "GB, optimised": gigabytes(own and own.bytes),
-            }
-        )
-    return pd.DataFrame(lines)
+    shown = ["GB, paper", "GB, reproduced", "reproduced - paper, %", "GB, stock SPU", "GB, optimised"]
+    return _bytes(results, number)[[ROW, *shown]]
 
 
 def figure_15(results: Results) -> pd.DataFrame:
     """GB and WAN minutes of Figure 15's architectures (Pythia-70M, T=256), whose printed values are lost."""
     lines = []
-    for name, costs in figure_15_costs(results).items():
-        line = {ROW: name}
-        for program in (AS_PUBLISHED, STOCK, OPTIMISED):
-            line[f"GB, {PROGRAM_NAMES[program]}"] = gigabytes(costs[program].bytes if program in costs else None)
-        for program in (STOCK, OPTIMISED):
-            minutes = wan_minutes(results, costs.get(program))
-            line[f"min, {PROGRAM_NAMES[program]}"] = text(minutes and minutes.total, 2)
-        lines.append(line)
+    for run in (results.parameters.get("runs") or {}).values():
+        if FIGURE_15 in run.get("figures", ()):
+            name, context, model = run["architecture"], run.get("context", 128), run.get("model", "gpt2")
+            costs = {AS_PUBLISHED: results.fitted.get((name, model, context, AS_PUBLISHED))}
+            costs |= {program: results.cost(name, program, context, model) for program in PROGRAMS}
+            line = {ROW: name}
+            for program, cost in costs.items():
+                line[f"GB, {PROGRAM_NAMES[program]}"] = gigabytes(cost and cost.bytes)
+            for program in PROGRAMS:
+                minutes = wan_minutes(results, costs[program])
+                line[f"min, {PROGRAM_NAMES[program]}"] = text(minutes and minutes.total, 2)
+            lines.append(line)
     return pd.DataFrame(lines)
 
 
 def savings(results: Results, number: str) -> pd.DataFrame:
     """Saving in GB over SM+LN+G: published, reproduced, and measured here with three baselines."""
-    table, fitted, lines = load("aero").tables[number], fits(results), []
-    base = fitted.get((number, table.rows[0].name))
-    for row in table.rows[1:]:
-        found, fit = audit(results, table, row.name, "bytes"), fitted.get((number, row.name))
-        printed = row.cells.get("savings_communication")
-        lines.append(
-            {
-                ROW: row.name,
-                "paper": text(printed and printed.value, 3, "x"),
-                "reproduced": text(fit and base and base.gigabytes / fit.gigabytes, 3, "x"),
-                "stock SPU": text(found.as_written, 3, "x"),
-                "stock SPU, cheap GELU in the baseline": text(found.one_gelu, 3, "x"),
-                "optimised": text(saving(results, table, row.name, OPTIMISED, "bytes"), 3, "x"),
-            }
-        )
-    return pd.DataFrame(lines)
+    names = {"saving, paper": "paper", "saving, reproduced": "reproduced"}
+    shown = ["paper", "reproduced", "stock SPU", "stock SPU, cheap GELU in the baseline", "optimised"]
+    return _bytes(results, number)[1:].rename(columns=names)[[ROW, *shown]]
 
 
 def minutes(results: Results, number: str) -> pd.DataFrame:
@@ -204,8 +193,8 @@ def minutes(results: Results, number: str) -> pd.DataFrame:
             {
                 ROW: row.name,
                 "min, paper": f"{printed:.2f}",
-                "least min for the paper's GB": text(bound and bound.overlapped),
-                "Mbit/s that the paper's min need": text(bound and bound.needed_mbit(printed)),
+                "least min for the paper's GB": text(bound.overlapped),
+                "Mbit/s that the paper's min need": text(bound.needed_mbit(printed)),
                 "network min, stock SPU": text(own[STOCK] and own[STOCK].on_network, 2),
                 "network min, optimised": text(own[OPTIMISED] and own[OPTIMISED].on_network, 2),
             }

@@ -153,12 +153,11 @@ def _communication(results: Results, printed: Table, row: str, key: str) -> Foun
 
 
 def _latency(results: Results, printed: Table, row: str, key: str) -> Found:
-    bound, note = published_bound(printed, row), ""
-    if bound is not None:
-        note = (
-            f"the published bytes need at least {bound.overlapped:.1f} min on the published network "
-            f"({bound.one_way:.1f} if the directions do not overlap)"
-        )
+    bound = published_bound(printed, row)
+    note = (
+        f"the published bytes need at least {bound.overlapped:.1f} min on the published network "
+        f"({bound.one_way:.1f} if the directions do not overlap)"
+    )
     costs = all_costs(results, printed, row)
     known = [cost for cost in costs.values() if cost.latency_wan is not None and cost.program != "tuned"]
     if not known:
@@ -193,25 +192,30 @@ _COSTS: dict[str, Callable[[Results, Table, str, str], Found]] = {
 
 def cells_csv(cells: Iterable[MeasuredCell]) -> str:
     """The cells as CSV text with the columns of the contract; numbers in shortest exact form, gaps empty."""
-    rows = []
+    lines = []
     for cell in cells:
-        found = cell.estimate
+        column, published = cell.published.column, cell.published.text
         measured = cell.text if cell.value is None or math.isnan(cell.value) else f"{cell.value:.6g}"
-        rows.append(
-            {
-                "row": cell.row.name,
-                "column": cell.published.column.label,
-                "published": cell.published.text,
-                "measured": measured,
-                "unit": cell.published.column.unit,
-                "scale": cell.scale,
-                "seeds": " ".join(str(seed) for seed in found.seeds) if found else "",
-                "ci_low": "" if found is None or found.low is None else f"{found.low:.6g}",
-                "ci_high": "" if found is None or found.high is None else f"{found.high:.6g}",
-                "note": cell.note,
-            }
-        )
-    return csv_text(COLUMNS, rows)
+        named = cell.row.name, column.label, published, measured, column.unit, cell.scale
+        lines.append(csv_line(*named, cell.estimate, cell.note))
+    return csv_text(COLUMNS, lines)
+
+
+def csv_line(
+    row: str,
+    column: str,
+    published: str,
+    measured: str,
+    unit: str,
+    scale: str,
+    found: Estimate | None,
+    note: str,
+    digits: str = ".6g",
+) -> dict[str, str]:
+    """A line with the columns of the contract; seeds and interval are those of the estimate."""
+    low, high = (f"{found.low:{digits}}", f"{found.high:{digits}}") if found and found.has_interval else ("", "")
+    seeds = " ".join(map(str, found.seeds)) if found else ""
+    return dict(zip(COLUMNS, (row, column, published, measured, unit, scale, seeds, low, high, note), strict=True))
 
 
 def _written(key: str, value: str | float | None) -> str:
@@ -323,27 +327,14 @@ def differences_file(results: Results) -> dict[Path, str]:
     """reports/tables/differences.csv: one line a comparison."""
     lines = []
     for address in COMPARED:
+        printed = printed_table(address)
         for one in comparisons(address):
             found = change(results, one.run, one.base_run, one.base)
             mean = found.estimate
-            has_interval = mean is not None and mean.has_interval
-            lines.append(
-                {
-                    "paper": printed_table(address).paper,
-                    "table": printed_table(address).number,
-                    "row": one.row.name,
-                    "column": one.cell.column.label,
-                    "baseline": one.base,
-                    "published": one.published,
-                    "measured": f"{mean.mean:.6g}" if mean else "NaN" if found.failed else "",
-                    "unit": "%",
-                    "scale": results.scale,
-                    "seeds": " ".join(map(str, mean.seeds)) if mean else "",
-                    "ci_low": f"{mean.low:.6g}" if has_interval else "",
-                    "ci_high": f"{mean.high:.6g}" if has_interval else "",
-                    "note": found.note,
-                }
-            )
+            measured = f"{mean.mean:.6g}" if mean else "NaN" if found.failed else ""
+            named = one.row.name, one.cell.column.label, one.published, measured, "%", results.scale
+            compared = {"paper": printed.paper, "table": printed.number, "baseline": one.base}
+            lines.append(compared | csv_line(*named, mean, found.note))
     return {FOLDER / "differences.csv": csv_text(DIFFERENCE_COLUMNS, lines)}
 
 

@@ -40,7 +40,7 @@ from aero.report.papers.parallel_context import (
 from aero.report.results import Results
 from aero.report.show import GRID, INK, MUTED, not_measured, subplots
 from aero.report.statistics import Estimate
-from aero.report.tables import COLUMNS, NOT_COMPARABLE
+from aero.report.tables import COLUMNS, NOT_COMPARABLE, csv_line
 
 # Tables ---------------------------------------------------------------------------------------------------------------
 
@@ -58,20 +58,10 @@ def _csv(model: Measured | None, printed: Table) -> str:
             for task in [task for task in model.tasks if KINDS[task] == kind] if model else [None]:
                 setting = _setting_of(model, printed, row.name, task) if task else None
                 found = score(model, task, setting) if task else None
-                lines.append(
-                    {
-                        "row": row.name,
-                        "column": cell.column.label,
-                        "published": cell.text,
-                        "measured": f"{found.mean:.6g}" if found else "",
-                        "unit": cell.column.unit,
-                        "scale": SCALE if found else "",
-                        "seeds": "",
-                        "ci_low": f"{found.low:.6g}" if found and found.has_interval else "",
-                        "ci_high": f"{found.high:.6g}" if found and found.has_interval else "",
-                        "note": _note(model, task, setting) if found else "not measured yet",
-                    }
-                )
+                value, scale = (f"{found.mean:.6g}", SCALE) if found else ("", "")
+                note = _note(model, task, setting) if found else "not measured yet"
+                named = row.name, cell.column.label, cell.text, value, cell.column.unit, scale
+                lines.append(csv_line(*named, found, note))
     return csv_text(COLUMNS, lines)
 
 

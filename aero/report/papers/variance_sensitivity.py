@@ -6,7 +6,6 @@ import functools
 import itertools
 import json
 import math
-from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, fields
 from pathlib import Path
@@ -15,6 +14,7 @@ from typing import Any
 import numpy as np
 import pandas as pd
 import torch
+from matplotlib.artist import setp
 from matplotlib.axes import Axes
 from matplotlib.cm import ScalarMappable
 from matplotlib.colors import LogNorm
@@ -28,7 +28,7 @@ from aero.records import csv_text
 from aero.report.results import Results
 from aero.report.show import MUTED, not_measured, subplots
 from aero.report.statistics import CONFIDENCE, Estimate, estimate
-from aero.report.tables import COLUMNS
+from aero.report.tables import COLUMNS, csv_line
 from aero.sensitivity.metric import TRAINS, clipped, sensitivity, sensitivity_clipped_after, sensitivity_of_means
 from aero.sensitivity.setting import LAYERS, TOKENS, Setting
 from aero.sensitivity.sweep import shown_rate
@@ -105,12 +105,11 @@ class Sweep:
         final, initial, count = self.final[core], self.initial[core], len(self.seeds)
         if count == 1:
             return Estimate(self.of_means(core), None, None, self.seeds)
-        draws = list(itertools.combinations_with_replacement(range(count), count))
-        times = [math.factorial(count) // math.prod(map(math.factorial, Counter(draw).values())) for draw in draws]
+        draws = [sorted(draw) for draw in itertools.product(range(count), repeat=count)]
         means = clipped(final, initial)[:, draws].mean(-1)  # (R, number of draws)
         values = (means - means.min(0).values).mean(0).numpy()
         tails = (0.5 - CONFIDENCE / 2, 0.5 + CONFIDENCE / 2)
-        low, high = np.quantile(np.repeat(values, times), tails, method="inverted_cdf").tolist()
+        low, high = np.quantile(values, tails, method="inverted_cdf").tolist()
         return Estimate(self.of_means(core), low, high, self.seeds)
 
     def training_rates(self, core: str) -> float:
@@ -182,20 +181,10 @@ def files(results: Results) -> dict[Path, str]:
             "sensitivity of each seed": ("of each seed's losses, averaged", measured.estimate(core)),
         }
         for column, (note, one) in ways.items():
-            lines.append(
-                {
-                    "row": title,
-                    "column": column,
-                    "published": cells.get(title, "") if column == "sensitivity" else "",
-                    "measured": f"{one.mean:.4f}",
-                    "unit": "loss",
-                    "scale": measured.scale,
-                    "seeds": len(one.seeds),
-                    "ci_low": f"{one.low:.4f}" if one.has_interval else "",
-                    "ci_high": f"{one.high:.4f}" if one.has_interval else "",
-                    "note": note if title in cells else f"{note}; not a row of the published table",
-                }
-            )
+            value = cells.get(title, "") if column == "sensitivity" else ""
+            named = title, column, value, f"{one.mean:.4f}", "loss", measured.scale
+            more = "" if title in cells else "; not a row of the published table"
+            lines.append(csv_line(*named, one, note + more, ".4f") | {"seeds": len(one.seeds)})
     return {Path("reports/tables") / f"{PAPER}_table1.csv": csv_text(COLUMNS, lines)}
 
 
@@ -267,8 +256,7 @@ def figure_11(results: Results) -> Figure:
             panel.invert_yaxis()
             panel.set(title=f"step {step}", xticks=[], yticks=[])
         row[0].set_ylabel(f"{short_name(core)}\nquery")
-    for panel in panels[-1]:
-        panel.set_xlabel("key")
+    setp(panels[-1], xlabel="key")
     figure.colorbar(ScalarMappable(LogNorm(1e-3, 1), "cividis"), ax=panels, label="weight", pad=0.01)
     return figure
 
@@ -350,8 +338,7 @@ def figure_9(results: Results) -> Figure:
         row[3].set_ylim(0, 1.08 * math.log(TOKENS))
     for panel, title in zip(panels[0], columns.values(), strict=True):
         panel.set_title(title)
-    for panel in panels[-1]:
-        panel.set_xlabel("step")
+    setp(panels[-1], xlabel="step")
     handles = [Line2D([], [], color=LAYER_COLOURS[i], label=f"layer {i + 1}") for i in range(LAYERS)]
     figure.legend(handles=handles, loc="outside upper left", ncols=LAYERS, frameon=False)
     return figure

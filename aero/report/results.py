@@ -52,7 +52,7 @@ class Entropy:
 
     mean: (L, H); median: that of all rows. by_position: (L, T). blocks: (K, L, H), means of K blocks of held-out
     sequences. quarters: fraction of heads per quarter of each `maximum` ("observed", "log_T", "causal_bound").
-    overload, collapse: fraction of heads and their layers. learned: such as thresholds. Empty: missing in older files.
+    overload, collapse: fraction of heads and their layers. learned: such as thresholds.
     """
 
     mean: Array
@@ -308,11 +308,7 @@ def _consistent(found: dict[Key, Run], root: Path, problems: list[str]) -> dict[
 
     They are added to `problems`. Where no seed agrees, the user has changed params.yaml since, and all stay.
     """
-    try:
-        parameters = load_parameters(root / "params.yaml")
-    except UserError as error:
-        problems.append(f"committed trainings are not compared with params.yaml: {error}")
-        return found
+    parameters = load_parameters(root / "params.yaml")
     faults = {
         (scale, name, seed): contradiction(parameters.at_scale(scale).resolve(name), run.metrics)
         for (scale, name, seed), run in found.items()
@@ -349,7 +345,7 @@ def _run(training: Training, path: str, fresh: bool) -> Run:
 def _entropy(values: Mapping[str, Any]) -> Entropy:
     names = ("mean", "by_position", "median", "blocks")
     return Entropy(
-        **{name: np.array(values.get(f"entropy_{name}", []), dtype=float) for name in names},
+        **{name: np.array(values[f"entropy_{name}"], dtype=float) for name in names},
         maximum={key: _number(value) for key, value in values["maximum"].items()},
         quarters={key: tuple(map(_number, fractions)) for key, fractions in values["quarters"].items()},
         overload=values["overload"],

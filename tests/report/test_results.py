@@ -108,7 +108,8 @@ def test_one_committed_seed_of_another_recipe_is_left_out(tmp_path: Path, runs, 
 def test_the_scale_is_the_active_one_if_it_has_results(tmp_path: Path) -> None:
     root = synthetic.project(tmp_path, runs=("sm-r",), seeds=(1337,), scale="smoke")
     assert load(root).scale == "smoke" and load(root, "laptop").scale == "laptop"
-    (root / "params.yaml").write_text("scale: laptop\n", encoding="utf-8")
+    parameters = (root / "params.yaml").read_text(encoding="utf-8")
+    (root / "params.yaml").write_text(parameters.replace("scale: smoke", "scale: laptop"), encoding="utf-8")
     assert load(root).scale == "smoke"
 
 

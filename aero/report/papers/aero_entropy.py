@@ -305,21 +305,17 @@ def _temperatures(trained: Run) -> list[dict[str, object]]:
     if not (by_head := values.get("temperature_mean")):
         return [{"note": "temperatures not stored"}]
     lines: list[dict[str, object]] = []
-    positions = values.get("temperature_by_position") or [None] * len(by_head)
-    for layer, (of_heads, of_positions) in enumerate(zip(by_head, positions, strict=True), start=1):
+    by_position = values["temperature_by_position"]
+    for layer, (of_heads, of_positions) in enumerate(zip(by_head, by_position, strict=True), start=1):
         lines += [
             {"layer": layer, "head": head, "temperature": f"{value:.6g}"}
             for head, value in enumerate(of_heads, start=1)
         ]
         mean: dict[str, object] = {"layer": layer, "head": "mean"}
         mean["temperature"] = f"{math.fsum(of_heads) / len(of_heads):.6g}"
-        if of_positions is None:
-            mean["note"] = "temperatures by position not stored"
-        else:
-            below = np.mean(np.array(of_positions) < 0)
-            ends = {"lowest": min(of_positions), "highest": max(of_positions), "share_below_0": below}
-            mean |= {key: f"{value:.6g}" for key, value in ends.items()}
-        lines.append(mean)
+        below = np.mean(np.array(of_positions) < 0)
+        ends = {"lowest": min(of_positions), "highest": max(of_positions), "share_below_0": below}
+        lines.append(mean | {key: f"{value:.6g}" for key, value in ends.items()})
     return lines
 
 

@@ -10,6 +10,7 @@ from typing import Any
 
 import numpy as np
 import pandas as pd
+from matplotlib.artist import setp
 from matplotlib.axes import Axes
 from matplotlib.cm import ScalarMappable
 from matplotlib.colors import LinearSegmentedColormap, LogNorm, Normalize
@@ -27,10 +28,9 @@ STABILISED = ("weight norm.", "spectral norm.", "scaled FFN")
 REGULARISED = "ereg-smt-scfuffn"
 PRUNED_RUNS = ("sm-scfuffn", *(f"sm-scfuffni-{pruned}" for pruned in range(1, 8)))
 MARGIN_RUNS = {
-    0.20: REGULARISED,
-    **{percent / 100: f"ereg-smt-scfuffn-gamma-{percent:02d}" for percent in (0, 5, 10, 15, 25, 30)},
+    percent / 100: REGULARISED if percent == 20 else f"ereg-smt-scfuffn-gamma-{percent:02d}"
+    for percent in range(0, 31, 5)
 }
-MARGIN_RUNS = dict(sorted(MARGIN_RUNS.items()))
 
 ENTROPY = LinearSegmentedColormap.from_list(
     "entropy", ["#00204c", "#213d6b", "#555b6c", "#7b7a77", "#a59c74", "#d3c064", "#ffe945"]
@@ -55,8 +55,7 @@ def notation(results: Results, run: str) -> str:
 def heads(results: Results, run: str, kind: str = "mean") -> NDArray[np.float64] | None:
     """Mean or median entropy of every head (L, H), or of every layer "by_position" (L, T), nats."""
     trained = results.first(run)
-    values = getattr(trained.entropy, kind) if trained and trained.entropy else np.empty(0)
-    return values if len(values) else None
+    return getattr(trained.entropy, kind) if trained and trained.entropy else None
 
 
 def learned(run: Run | None, name: str) -> NDArray[np.float64] | None:
@@ -106,8 +105,7 @@ def heatmaps(
         panel.set_title(name)
         heatmap(panel, heads(results, run), norm)
         panel.set_xlabel("head")
-    for panel in grid[:, 0]:
-        panel.set_ylabel("layer")
+    setp(grid[:, 0], ylabel="layer")
     figure.colorbar(ScalarMappable(norm, ENTROPY), ax=grid, label="mean entropy, nats", shrink=0.9, pad=0.01)
     return figure
 
@@ -208,10 +206,8 @@ def over_training(
     for panel in grid.flat[len(runs) :]:
         panel.set_visible(False)
     grid[0, 0].set_ylim(bottom=0)
-    for panel in grid[:, 0]:
-        panel.set_ylabel("entropy, nats")
-    for panel in grid[-1]:
-        panel.set_xlabel("training step")
+    setp(grid[:, 0], ylabel="entropy, nats")
+    setp(grid[-1], xlabel="training step")
     depth_bar(figure, grid, max(logged(results, run, "entropy").shape[1] for run in runs) or 12)
     return figure
 

@@ -118,7 +118,7 @@ BRACKETS["parallel_context"] = (
 )
 judged = claims.judge(results)
 for short, title in show.PAPERS.items():
-    one = claims.table(judged, short)[["claim", "published", "measured", "verdict"]]
+    one = judged[judged.paper == short][["claim", "published", "measured", "verdict"]]
     display(show.table(one, f"Claims of {title}", BRACKETS[short], print_only=True))  # noqa: F821
 
 # %% [markdown]

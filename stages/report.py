@@ -37,8 +37,8 @@ def main(arguments: list[str]) -> None:
     # Everything is made before anything is written: a failure leaves the last report whole.
     texts = files(results, judged)
     root = results.root
-    report = render(root, f"Rendered from commit {state()}")
-    pages = {Path("reports") / "report.html": report.html, Path("reports") / "report.pdf": report.pdf}
+    html, pdf = render(root, f"Rendered from commit {state()}")
+    pages = {Path("reports") / "report.html": html, Path("reports") / "report.pdf": pdf}
     # The metrics describe the other files and are written last.
     metrics = json.dumps(claims.summary(results, judged), indent=1, ensure_ascii=False, allow_nan=False) + "\n"
     contents = texts | pages | {Path("reports") / "metrics.json": metrics}

@@ -158,17 +158,11 @@ def deciding_scale(results: Results, claim: Claim) -> tuple[str, list[str]]:
     return chosen, [s for s in fewer if chosen not in order or order.index(s) < order.index(chosen)]
 
 
-def table(judged: pd.DataFrame, paper: str = "") -> pd.DataFrame:
-    """The claims of a paper (of all if none is named) as they are shown."""
-    chosen = judged[judged.paper == paper] if paper else judged
-    return chosen[["claim", "where", "published", "measured", "verdict", "evidence"]].reset_index(drop=True)
-
-
 def contradicted(results: Results, paper: str) -> pd.DataFrame:
     """The paper's own claims that are contradicted, as they are shown."""
     judged = judge(results, paper)
     wrong = judged[(judged.verdict == "contradicted") & (judged.group != OWN)]
-    found = table(wrong)[["claim", "published", "measured"]]
+    found = wrong[["claim", "published", "measured"]].reset_index(drop=True)
     return found if len(found) else pd.DataFrame([dict.fromkeys(found.columns, "–") | {"claim": "none"}])
 
 
@@ -207,12 +201,10 @@ def headline(results: Results) -> dict[str, Any]:
     own = audit(results, table, AERO, "bytes")
     printed = [(load("aero").tables[number], row) for number in COST_TABLES for row in load("aero").tables[number].rows]
     bounds = [(published_bound(one, row.name), row.cells["latency"].value) for one, row in printed]
-    possible = [bound.overlapped <= minutes for bound, minutes in bounds if bound and minutes]
+    possible = [bound.overlapped <= minutes for bound, minutes in bounds]
     stock = [wan_minutes(results, row_costs(results, one, row.name).get(STOCK)) for one, row in printed]
     too_short = [
-        bound.overlapped + own.rounds > minutes
-        for (bound, minutes), own in zip(bounds, stock, strict=True)
-        if bound and minutes and own
+        bound.overlapped + own.rounds > minutes for (bound, minutes), own in zip(bounds, stock, strict=True) if own
     ]
     trained = evidence(results)
     seeds = trained.seeds("sm-ln-g")

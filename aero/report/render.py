@@ -15,7 +15,6 @@ import re
 import tempfile
 from collections.abc import Callable, Iterable
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -48,18 +47,12 @@ _UNPRINTABLE = re.compile("[\x00-\x08\x0b\x0c\x0e-\x1f\ud800-\udfff\ufffe\uffff]
 """What neither HTML nor UTF-8 can hold."""
 
 
-@dataclass(frozen=True)
-class Rendered:
-    html: str
-    pdf: bytes
-
-
-def render(root: Path, footer: str = "") -> Rendered:
-    """Render the report of the project in `root`. ValueError if a notebook is missing or fails."""
+def render(root: Path, footer: str = "") -> tuple[str, bytes]:
+    """The report of the project in `root` as HTML and PDF. ValueError if a notebook is missing or fails."""
     parts = execute(root)
     with ThreadPoolExecutor() as pool:
-        html = pool.submit(page, parts, footer)
-        return Rendered(pdf=pdf(parts, footer), html=html.result())
+        html, printed = pool.submit(page, parts, footer), pdf(parts, footer)
+        return html.result(), printed
 
 
 def execute(root: Path) -> list[str]:

@@ -179,34 +179,18 @@ def not_measured() -> Figure:
     return figure
 
 
-def figure(
-    figure: Figure,
-    title: str,
-    caption: str,
-    *,
-    sources: Sequence[str] = (),
-    command: str = "",
-    published: str = "",
-) -> HTML:
-    """A figure as inline SVG. `published`: what it stands for, such as "aero/figure5"; `sources`: files."""
-    return _boxed("figure", svg(figure, title), title, caption, sources, command, published)
+def figure(figure: Figure, title: str, caption: str, **origin: Any) -> HTML:
+    """A figure as inline SVG. origin: `sources`, files; `command`; `published`, such as "aero/figure5"."""
+    return _boxed("figure", svg(figure, title), title, caption, **origin)
 
 
-def table(
-    frame: pd.DataFrame,
-    title: str,
-    caption: str,
-    *,
-    sources: Sequence[str] = (),
-    command: str = "",
-    published: str = "",
-    print_only: bool = False,
-) -> HTML:
-    """A frame as a table; a named index is shown. Numbers get three significant digits, NaN a dash."""
+def table(frame: pd.DataFrame, title: str, caption: str, print_only: bool = False, **origin: Any) -> HTML:
+    """A frame as a table; a named index is shown. Numbers get three significant digits, NaN a dash. origin: as of
+    `figure`."""
     if frame.index.name is not None:
         frame = frame.reset_index()
     text = frame.map(_text).to_html(index=False, border=0, classes="data") if len(frame) else "<p>not measured</p>"
-    return _boxed("print-only table" if print_only else "table", text, title, caption, sources, command, published)
+    return _boxed("print-only table" if print_only else "table", text, title, caption, **origin)
 
 
 def prose(text: str, **numbers: object) -> HTML:
@@ -228,7 +212,13 @@ def _text(value: object) -> str:
 
 
 def _boxed(
-    kind: str, content: str, title: str, caption: str, sources: Sequence[str], command: str, published: str
+    kind: str,
+    content: str,
+    title: str,
+    caption: str,
+    sources: Sequence[str] = (),
+    command: str = "",
+    published: str = "",
 ) -> HTML:
     identifier = re.sub(r"[^a-z0-9]+", "-", (published or title).lower()).strip("-")
     if published:

@@ -16,7 +16,6 @@ import pandas as pd
 import pytest
 
 from aero.report import appendix, render, show
-from aero.report.render import Rendered
 
 FIRST = """# %% [markdown]
 # # A title
@@ -61,7 +60,7 @@ def root(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="module")
-def rendered(root: Path) -> Rendered:
+def rendered(root: Path) -> tuple[str, bytes]:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(render, "NOTEBOOKS", ("first", "second"))
         first, second = render.render(root, "footer"), render.render(root, "footer")
@@ -69,27 +68,30 @@ def rendered(root: Path) -> Rendered:
     return first
 
 
-def test_figures_tables_and_formulas_are_on_the_page(rendered: Rendered) -> None:
-    assert "<title>A title</title>" in rendered.html and 'href="#a-section"' in rendered.html
-    assert rendered.html.count("<math") == 2 and "viewBox" in rendered.html and "var(--ink)" in rendered.html
-    assert "&lt;b&gt;bold&lt;/b&gt;" in rendered.html and "<td>1.23</td>" in rendered.html
-    assert '<a href="../results/a.csv">' in rendered.html and "<code>SM+R</code> &amp; more" in rendered.html
+def test_figures_tables_and_formulas_are_on_the_page(rendered: tuple[str, bytes]) -> None:
+    page, _ = rendered
+    assert "<title>A title</title>" in page and 'href="#a-section"' in page
+    assert page.count("<math") == 2 and "viewBox" in page and "var(--ink)" in page
+    assert "&lt;b&gt;bold&lt;/b&gt;" in page and "<td>1.23</td>" in page
+    assert '<a href="../results/a.csv">' in page and "<code>SM+R</code> &amp; more" in page
 
 
-def test_a_notebook_does_not_see_the_names_of_another(rendered: Rendered) -> None:
-    assert "unknown" in rendered.html
+def test_a_notebook_does_not_see_the_names_of_another(rendered: tuple[str, bytes]) -> None:
+    assert "unknown" in rendered[0]
 
 
-def test_the_page_loads_nothing_and_runs_its_own_script_alone(rendered: Rendered) -> None:
+def test_the_page_loads_nothing_and_runs_its_own_script_alone(rendered: tuple[str, bytes]) -> None:
+    page, _ = rendered
     digest = base64.b64encode(hashlib.sha256(appendix.explorer_script().encode()).digest()).decode()
     allowed = f"script-src 'sha256-{digest}'"
-    assert f"default-src 'none'; style-src 'unsafe-inline'; img-src data:; {allowed}" in rendered.html
-    assert "only on screen" in rendered.html
-    assert not re.search(r"""(?:src|<link[^>]*href)\s*=\s*["']?(?:https?:)?//|@import|url\((?!#)""", rendered.html)
+    assert f"default-src 'none'; style-src 'unsafe-inline'; img-src data:; {allowed}" in page
+    assert "only on screen" in page
+    assert not re.search(r"""(?:src|<link[^>]*href)\s*=\s*["']?(?:https?:)?//|@import|url\((?!#)""", page)
 
 
-def test_the_pdf_is_made_of_the_same_cells(rendered: Rendered) -> None:
-    assert rendered.pdf.startswith(b"%PDF") and len(rendered.pdf) > 10_000
+def test_the_pdf_is_made_of_the_same_cells(rendered: tuple[str, bytes]) -> None:
+    _, pdf = rendered
+    assert pdf.startswith(b"%PDF") and len(pdf) > 10_000
 
 
 def test_a_cell_that_fails_is_one_line(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -10,6 +10,7 @@ from functools import partial
 
 import numpy as np
 import pandas as pd
+from matplotlib.artist import setp
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
@@ -58,7 +59,6 @@ table_2, table_3, table_4, table_5, table_6, table_7, table_8, table_9 = (
 
 def table_4_counts(results: Results) -> pd.DataFrame:
     """Table 4's FLOPs and nonlinear operations, printed and counted by Appendix E."""
-    del results
     printed = load("aero").tables["4"]
     lines = []
     for row in printed.rows:
@@ -79,7 +79,6 @@ def table_4_counts(results: Results) -> pd.DataFrame:
 
 def table_1(results: Results) -> pd.DataFrame:
     """Table 1's six architectures as the parser reads them, with their nonlinear operations at Table 4's sizes."""
-    del results
     printed = load("aero").tables["4"]
     return pd.DataFrame(
         {
@@ -321,15 +320,12 @@ def figure_11(results: Results) -> Figure:
 
 def _flops(results: Results, models: Mapping[str, Sizes]) -> Figure:
     """FLOPs per token of a family, smallest to largest, from 128 to 8K tokens."""
-    del results
     figure, panels = subplots(len(models) // 4, 4, height=0.35 + 1.25 * len(models) / 4, squeeze=False)
     for panel, (name, sizes) in zip(panels.flat, models.items(), strict=True):
         _flops_bars(panel, sizes)
         panel.set_title(f"{name}\nL={sizes.layers}, d={sizes.width}")
-    for panel in panels[:, 0]:
-        panel.set_ylabel("GFLOPs")
-    for panel in panels[-1]:
-        panel.set_xlabel("context length T")
+    setp(panels[:, 0], ylabel="GFLOPs")
+    setp(panels[-1], xlabel="context length T")
     figure.legend(*panels[0, 0].get_legend_handles_labels(), loc="outside upper center", ncols=2, frameon=False)
     return figure
 

@@ -8,6 +8,7 @@ from functools import cache, partial
 
 import numpy as np
 import pandas as pd
+from matplotlib.artist import setp
 from matplotlib.cm import ScalarMappable
 from matplotlib.colors import Normalize
 from matplotlib.figure import Figure
@@ -182,8 +183,7 @@ def figure_2(results: Results) -> Figure:
             panel.set_title(f"{name}, {kind}")
             heatmap(panel, maps.get((kind, run)), norm)
         row[0].set_ylabel("layer")
-    for panel in panels[1]:
-        panel.set_xlabel("head")
+    setp(panels[1], xlabel="head")
     figure.colorbar(ScalarMappable(norm, ENTROPY), ax=panels, label="|∇E|, nats per layer or head", pad=0.01)
     return figure
 
@@ -210,8 +210,7 @@ def figure_3(results: Results) -> Figure:
             else:
                 panel.set_ylim(bottom=0)
                 panel.grid(axis="y")
-    for panel in panels[1]:
-        panel.set_xlabel("layer")
+    setp(panels[1], xlabel="layer")
     handles, labels = panels[0, 0].get_legend_handles_labels()
     if handles:
         figure.legend(handles, labels, loc="outside upper center", ncols=4, frameon=False)

@@ -241,10 +241,7 @@ def correlation_text(found: Estimate) -> str:
 # Quantities of claims -------------------------------------------------------------------------------------------------
 
 
-Effect = Estimate | None
-
-
-def _of_model(quantity: Callable[..., dict[str, Effect] | dict[str, Any]]) -> Callable[..., Measurement]:
+def _of_model(quantity: Callable[..., dict[str, Any]]) -> Callable[..., Measurement]:
     """Make a measurement of the effects by task that `quantity` returns for the tasks that pass the gate; a key `notes`
     holds further evidence, a key `what` says what the numbers are."""
 
@@ -271,21 +268,19 @@ def _of_model(quantity: Callable[..., dict[str, Effect] | dict[str, Any]]) -> Ca
     return measure
 
 
-def _most(model: Measured, task: str) -> int:
-    return max(model.segments(task))
-
-
-def _between(model: Measured, task: str, method: str, other: str = "naive") -> tuple[Setting, Setting]:
-    p = _most(model, task)
-    return model.setting(task, p, method), model.setting(task, p, other)
+def _between(model: Measured, task: str, one: str, other: str = "naive") -> tuple[Setting, Setting]:
+    """Two settings at the largest P, each one of METHODS, "newline" (the shared prefix) or an oracle; or "full"."""
+    p = max(model.segments(task))
+    others = {"full": Setting(1), "newline": Setting(p, sink=model.sinks[-1])}
+    others |= {oracle: Setting(p, oracle=oracle) for oracle in ("keys", "values")}
+    first, second = (others.get(name) or model.setting(task, p, name) for name in (one, other))
+    return first, second
 
 
 @_of_model
 def loss_with_segments(model: Measured, tasks: list[str]) -> dict[str, Any]:
     """What is lost at the largest P more than with full attention, over episodes."""
-    found: dict[str, Any] = {
-        task: lost(model, task, model.setting(task, _most(model, task)), model.setting(task, 1)) for task in tasks
-    }
+    found: dict[str, Any] = {task: lost(model, task, *_between(model, task, "naive", "full")) for task in tasks}
     rows = [
         f"{task} " + ", ".join(f"P={p}: {score(model, task, model.setting(task, p)).mean:.1f}" for p in ps)
         for task in tasks
@@ -298,10 +293,7 @@ def loss_with_segments(model: Measured, tasks: list[str]) -> dict[str, Any]:
 @_of_model
 def entropy_with_segments(model: Measured, tasks: list[str]) -> dict[str, Any]:
     """Entropy of the query's attention at the largest P minus that with full attention, over episodes, in nats."""
-    return {
-        task: entropy_change(model, task, model.setting(task, _most(model, task)), model.setting(task, 1))
-        for task in tasks
-    }
+    return {task: entropy_change(model, task, *_between(model, task, "naive", "full")) for task in tasks}
 
 
 @_of_model
@@ -326,10 +318,7 @@ def correlation_with_loss(model: Measured, tasks: list[str]) -> dict[str, Any]:
 @_of_model
 def loss_with_newline(model: Measured, tasks: list[str]) -> dict[str, Any]:
     """What is lost at the largest P with a newline as the shared prefix minus with none, over episodes."""
-    return {
-        task: lost(model, task, Setting(_most(model, task), sink=model.sinks[-1]), Setting(_most(model, task)))
-        for task in tasks
-    }
+    return {task: lost(model, task, *_between(model, task, "newline")) for task in tasks}
 
 
 @_of_model
@@ -339,7 +328,7 @@ def size_in_segments(model: Measured, tasks: list[str], of: str) -> dict[str, An
     logits (logit_mean). Over layers but the first, which knows nothing but its tokens."""
     found: dict[str, Any] = {}
     for task in tasks:
-        setting = Setting(_most(model, task))
+        setting = Setting(max(model.segments(task)))
         whole = (setting, f"{of}_full") if of.startswith("key") else (Setting(1), of)
         apart, full = model.layers(task, setting, of), model.layers(task, *whole)
         found[task] = None if apart is None or full is None else over(list(apart[1:] / full[1:] - 1))
@@ -349,10 +338,7 @@ def size_in_segments(model: Measured, tasks: list[str], of: str) -> dict[str, An
 @_of_model
 def loss_with_oracle(model: Measured, tasks: list[str], oracle: str, method: str) -> dict[str, Any]:
     """What is lost at the largest P with the keys or values of full attention minus with a remedy, over episodes."""
-    at = {task: _most(model, task) for task in tasks}
-    return {
-        task: lost(model, task, Setting(p, oracle=oracle), model.setting(task, p, method)) for task, p in at.items()
-    }
+    return {task: lost(model, task, *_between(model, task, oracle, method)) for task in tasks}
 
 
 @_of_model
@@ -360,7 +346,7 @@ def best_k(model: Measured, tasks: list[str]) -> dict[str, Any]:
     """How much larger the K of selective attention with the best score is in each task than in the last."""
     best, shown = {}, []
     for task in tasks:
-        p = _most(model, task)
+        p = max(model.segments(task))
         fixed = sorted({s.top_k for name, s in model.rows if name == task and s.top_k})
         scores = {k: score(model, task, model.setting(task, p, "select", top_k=k)) for k in fixed}
         means = {k: -loss_of(task, found.mean) for k, found in scores.items() if found}

@@ -33,12 +33,6 @@ def run_name(core: str, suffix: str) -> str:
     return f"core-{core.replace('_', '-')}{suffix}"
 
 
-RUNS = tuple(run_name(core, suffix) for suffix in RATES for core in COMPARED) + tuple(
-    run_name(core, HOT) for core in OTHERS
-)
-"""Every run of this module at scale HOT_SCALE."""
-
-
 def left_out(results: Results, run: str) -> str:
     """Why a run is not shown or judged at the report's scale, "" if it is."""
     if not run.endswith(HOT) or results.scale == HOT_SCALE:

@@ -199,21 +199,21 @@ show.table(
 )
 
 # %% [markdown]
-# ## Nonlinear functions beyond the papers
+# ## Other nonlinear functions
 #
-# Newer networks replace LayerNorm, softmax or GELU by functions that are cheap in the clear. In private, not all of
-# them are: DyT sends more than LayerNorm, sigmoid attention more than softmax, and SiLU more than GELU. What needs
-# comparisons alone sends least: ReLU, ReLU attention, and DyT that clips in place of tanh. Of these, only networks with
-# ReLU were trained here.
+# Some networks replace LayerNorm, softmax or GELU by functions that are cheaper in the clear. Between two parties some
+# of these send more: DyT more than LayerNorm, sigmoid attention more than softmax, SiLU more than GELU. RMSNorm sends
+# as much as LayerNorm. ReLU attention, ReLU and squared ReLU send far less than what they replace; clipped DyT and
+# ConSmax save little. Only networks with ReLU were trained here, so this says nothing about the accuracy of the others.
 
 # %%
 show.table(
     tables.nonlinearities(results),
-    "One site of GPT-2 small, T=128",
-    "Stock SPU, all measured in one session. GPT-2 has 25 LayerNorms, 12 softmaxes and 12 GELUs. Papers: DyT (arXiv "
-    "2503.10622), ReLU attention (2309.08586), sigmoid attention (2409.04431), ConSmax (2402.10930), squared ReLU "
-    "(2109.08668). Rounds are the slope of seconds against delay; those of GELU, SiLU and sigmoid attention, which "
-    "compute for a minute or longer, are uncertain by tens.",
+    "One call of each function at the size of GPT-2 small, T=128",
+    "A forward pass makes 25 calls of LayerNorm, 12 of softmax and 12 of GELU. Stock SPU, one session; bytes of both "
+    "parties without set-up, seconds without delay. Rounds: seconds that one second of round-trip time adds, too noisy "
+    "where a call computes for over a minute. Sources: DyT (arXiv 2503.10622), ReLU attention (2309.08586), sigmoid "
+    "attention (2409.04431), ConSmax (2402.10930), squared ReLU (2109.08668).",
     sources=[str(tables.NONLINEARITIES)],
     command="python -m stages.two_party_all --nonlinearities --folder results/two_party",
 )

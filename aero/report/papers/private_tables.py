@@ -68,17 +68,20 @@ ALTERNATIVES = {
 
 
 def nonlinearities(results: Results) -> pd.DataFrame:
-    """One site of each of ALTERNATIVES at GPT-2's size under stock SPU, beside the function that it replaces."""
+    """One call of each of ALTERNATIVES at GPT-2's size under stock SPU, beside the function that it replaces.
+
+    Rounds of calls that compute for over a minute are left out: the times that they are fitted to vary too much.
+    """
     found = {line["op"]: line for line in read_csv(results.root / NONLINEARITIES)}
     sent = {op: float(line["bytes_sent_client"]) + float(line["bytes_sent_server"]) for op, line in found.items()}
     return pd.DataFrame(
         {
             "function": title or function,
-            "in place of": function if title else "",
+            "replaces": function if title else "",
             "MB": text(sent[op] / 1e6),
-            "of its MB": f"{text(sent[op] / sent[next(iter(titles))], 2)}x" if title else "",
-            "rounds": text(float(found[op]["rounds"])),
-            "computing s": text(float(found[op]["seconds"]), 2),
+            "times its MB": f"{text(sent[op] / sent[next(iter(titles))], 2)}x" if title else "",
+            "rounds": text(float(found[op]["rounds"]) if float(found[op]["seconds"]) < 60 else None),
+            "seconds": text(float(found[op]["seconds"]), 2),
         }
         for function, titles in ALTERNATIVES.items()
         for op, title in titles.items()

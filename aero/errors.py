@@ -160,7 +160,12 @@ def known(kind: str, name: str, names: Collection[str]) -> str:
 
 def check_file(path: Path, most: int | None = None) -> None:
     """UserError if `path` is not a regular file or has more than `most` bytes. FileNotFoundError if it is missing."""
-    found = path.stat()
+    try:
+        found = path.stat()
+    except OSError as error:
+        if error.errno != errno.ELOOP:
+            raise
+        raise UserError(f"{path} is a link to itself; name the file") from None
     if not stat.S_ISREG(found.st_mode):
         kind = "a folder" if stat.S_ISDIR(found.st_mode) else "a pipe, socket or device"
         raise UserError(f"{path} is {kind}; name a file")
@@ -175,6 +180,10 @@ def text_of(path: Path, most: int | None = None) -> str:
         return path.read_text(encoding="utf-8-sig")
     except UnicodeDecodeError as error:
         raise UserError(f"{path} is not UTF-8 text ({error.reason} at byte {error.start})") from None
+    except OSError as error:
+        if error.filename is not None:
+            raise
+        raise UserError(f"{path} cannot be read ({error.strerror})") from None
 
 
 def seed_number(text: str) -> int:

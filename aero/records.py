@@ -127,11 +127,14 @@ class Training:
 
 
 def read_metrics(folder: Path) -> dict[str, Any]:
-    """Metrics of the finished training in a folder of runs/. UserError if they are damaged; FileNotFoundError if there
-    are none.
+    """Metrics of the finished training in a folder of runs/. UserError if they are damaged or not of the run and seed
+    that the folder is named after; FileNotFoundError if there are none.
     """
     path = folder / "metrics.json"
-    return _checked(json_file(path), str(path))
+    expected = {}
+    if folder.name.startswith("seed_") and folder.name[5:].isdecimal():
+        expected = {"run": folder.parent.name, "seed": int(folder.name[5:])}
+    return _checked(json_file(path), str(path), **expected)
 
 
 def read_training(folder: Path) -> Training:
@@ -259,7 +262,7 @@ TOLERANCE = 1e-3
 
 def _checked(values: Any, place: str, **expected: Any) -> dict[str, Any]:
     """`values` if they are plausible metrics of a training: perplexity equals exp(loss), both exist unless it diverged,
-    and each of `expected` (scale) has the given value. UserError, naming the place, if not.
+    and each of `expected` (run, scale, seed) has the given value. UserError, naming the place, if not.
     """
     try:
         _check_metrics(values, expected)

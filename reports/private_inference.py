@@ -210,9 +210,9 @@ show.table(
 show.table(
     tables.nonlinearities(results),
     "One call of each function at the size of GPT-2 small, T=128",
-    "A forward pass makes 25 calls of LayerNorm, 12 of softmax and 12 of GELU. Stock SPU, one session; bytes of both "
-    "parties without set-up, seconds without delay. Rounds: seconds that one second of round-trip time adds, too noisy "
-    "where a call computes for over a minute. Sources: DyT (arXiv 2503.10622), ReLU attention (2309.08586), sigmoid "
+    "Each layer calls LayerNorm twice, softmax and GELU once. Stock SPU, one session; bytes of both parties without "
+    "set-up, seconds without delay. Rounds: seconds that one second of round-trip time adds, too noisy where a call "
+    "computes for over a minute. Sources: DyT (arXiv 2503.10622), ReLU attention (2309.08586), sigmoid "
     "attention (2409.04431), ConSmax (2402.10930), squared ReLU (2109.08668).",
     sources=[str(tables.NONLINEARITIES)],
     command="python -m stages.two_party_all --nonlinearities --folder results/two_party",

@@ -14,7 +14,6 @@ import os
 import time
 from collections.abc import Container, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -81,16 +80,13 @@ def train_cores(
         torch.set_num_threads(threads)
         torch.set_flush_denormal(True)  # collapsed attention is full of denormal numbers, which are slow
 
+    def train_core(name: str) -> tuple[str, Trained, float]:
+        began = time.perf_counter()
+        trained = train(CORES[name], setting, rates, seeds, observe_at=observe_at)
+        return name, trained, round(time.perf_counter() - began, 1)
+
     with ThreadPoolExecutor(max(1, len(os.sched_getaffinity(0)) // threads), initializer=prepare) as pool:
-        yield from pool.map(partial(train_core, setting, rates, seeds, observe_at), CORES)
-
-
-def train_core(
-    setting: Setting, rates: Sequence[float], seeds: Sequence[int], observe_at: Container[int], name: str
-) -> tuple[str, Trained, float]:
-    began = time.perf_counter()
-    trained = train(CORES[name], setting, rates, seeds, observe_at=observe_at)
-    return name, trained, round(time.perf_counter() - began, 1)
+        yield from pool.map(train_core, CORES)
 
 
 def repeat_figures(rate: float, setting: Setting, described: dict[str, Any], folder: Path) -> None:

@@ -64,13 +64,16 @@ def asked_rows(chosen: argparse.Namespace) -> list[PrintedRow]:
 
 
 def nonlinearities() -> list[Wanted]:
-    """One site of each in GPT-2 small: T=128, d=768, 12 heads, FFN width 3,072."""
-    states, gain, logits, hidden = (128, 768), (768,), (12, 128, 128), (128, 3072)
-    shapes = {"layer_norm": (states, gain, gain), "rms_norm": (states, gain), "consmax": (logits, (12, 1, 1))}
+    """One call of each at the published size of GPT-2 small."""
+    rows = 128
+    size = model_config(parse("SM+LN+G"), "gpt2", rows)
+    states, gain, hidden = (rows, size.width), (size.width,), (rows, size.ffn_width)
+    logits = (size.heads, rows, rows)
+    shapes = {"layer_norm": (states, gain, gain), "rms_norm": (states, gain), "consmax": (logits, (size.heads, 1, 1))}
     shapes |= dict.fromkeys(("dyt", "hard_tanh_dyt"), (states, (), gain, gain))
     shapes |= dict.fromkeys(("softmax_plain", "relu_attention", "sigmoid_attention"), (logits,))
     shapes |= dict.fromkeys(("gelu_plain", "silu", "relu", "squared_relu"), (hidden,))
-    return [Wanted(Operation(kind, of), "gpt2", 128) for kind, of in shapes.items()]
+    return [Wanted(Operation(kind, of), "gpt2", rows) for kind, of in shapes.items()]
 
 
 def rounds_runs(parameters: Parameters, wanted: bool = True) -> int:

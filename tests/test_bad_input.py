@@ -63,11 +63,13 @@ def test_notation_in_other_digits_or_without_end_is_refused(text):
 def test_what_is_no_file_is_not_read(tmp_path):
     """A pipe would be waited for, a device read without end."""
     os.mkfifo(tmp_path / "pipe")
+    (tmp_path / "loop").symlink_to("loop")
     (tmp_path / "latin").write_bytes(b"caf\xe9")
     for path, said in (
         (tmp_path / "pipe", "pipe is a pipe, socket or device; name a file"),
         (Path("/dev/zero"), "/dev/zero is a pipe, socket or device"),
         (tmp_path, "is a folder; name a file"),
+        (tmp_path / "loop", "loop is a link to itself"),
         (tmp_path / "latin", "latin is not UTF-8 text"),
     ):
         refused(lambda path=path: text_of(path), said)

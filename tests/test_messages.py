@@ -9,6 +9,7 @@ import re
 import subprocess
 import sys
 import tomllib
+from pathlib import Path
 
 import pytest
 
@@ -106,6 +107,8 @@ def test_a_file_that_is_too_large_or_cannot_be_read(tmp_path):
     for refused in (check_file, text_of):
         with pytest.raises(UserError, match="3,221,225,472 b"):
             refused(large, 1 << 20)
+    with pytest.raises(UserError, match=r"^/proc/self/mem cannot be read \(Input/output error\)$"):
+        text_of(Path("/proc/self/mem"))
 
 
 @pytest.mark.parametrize(

@@ -157,4 +157,5 @@ def test_cells_are_those_of_the_columns_and_have_the_printed_decimals() -> None:
         for row in found.rows:
             assert not row.runs or row.runs.keys() == found.trainings.keys(), (found.title, row.name)
             for cell in row.cells.values():
+                assert cell.value is not None or cell.operations or cell.note, (row.name, cell)
                 assert cell.value is None or cell.diverged or float(cell.text) == cell.value, (row.name, cell)

@@ -97,6 +97,8 @@ def test_a_training_of_runs_is_kept_with_its_own_entropies(project, laptop):
     [
         ({"provenance": {}}, "does not name the commit"),
         ({"scale": "../../elsewhere"}, "not a plain name"),
+        ({"run": "sm"}, "run is 'sm', but its place is that of sm-r"),
+        ({"seed": 5}, "seed is 5, but its place is that of 1337"),
         ({"provenance": {"commit": "0" * 40 + "+changes"}}, "uncommitted code"),
     ],
 )

@@ -6,6 +6,7 @@ Without --program, a row that AERO prints is answered as published, reproduced, 
 from __future__ import annotations
 
 import argparse
+import io
 import json
 import math
 import re
@@ -191,7 +192,7 @@ def _pareto(chosen: argparse.Namespace, parameters: Parameters, root: Path) -> s
         raise UserError(f"--out {out} cannot be written: there is no folder {out.parent}")
     if chosen.scale:
         parameters = parameters.at_scale(chosen.scale)
-    from aero.records import write_text
+    from aero.records import write_together
     from aero.report import show
     from aero.report.papers.private_inference import draw_pareto, points
     from aero.report.results import load
@@ -207,9 +208,12 @@ def _pareto(chosen: argparse.Namespace, parameters: Parameters, root: Path) -> s
     title = f"{chosen.model}, T={chosen.context}, program {chosen.program}"
     figure = draw_pareto(found, title, results.scale)
     if out.suffix == ".svg":
-        write_text(out, show.svg(figure, f"Perplexity against communication: {title}"))
+        content: str | bytes = show.svg(figure, f"Perplexity against communication: {title}")
     else:
-        figure.savefig(out, dpi=160, facecolor="white", bbox_inches="tight")
+        image = io.BytesIO()
+        figure.savefig(image, format="png", dpi=160, facecolor="white", bbox_inches="tight")
+        content = image.getvalue()
+    write_together({out: content})
     if chosen.json:
         values = {"model": chosen.model, "context": chosen.context, "program": chosen.program, "scale": results.scale}
         listed = [vars(point) | {"bytes_error": _finite(point.bytes_error)} for point in found]

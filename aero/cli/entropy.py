@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import hashlib
+import io
 import json
 import math
 from collections.abc import Callable, Sequence
@@ -161,6 +162,8 @@ def _draw(path: Path, name: str, statistics: EntropyStatistics) -> None:
     """Heatmap of the headwise means as in AERO's Figures 5 to 7: layer 1 at the bottom, colours from 0 to the bound."""
     from matplotlib.figure import Figure
 
+    from aero.records import write_together
+
     layers, heads = statistics.mean.shape
     figure = Figure(figsize=(1.8 + 0.32 * heads, 1.4 + 0.26 * layers), layout="constrained")
     axes = figure.subplots()
@@ -173,7 +176,9 @@ def _draw(path: Path, name: str, statistics: EntropyStatistics) -> None:
     axes.xaxis.get_major_locator().set_params(integer=True)
     axes.yaxis.get_major_locator().set_params(integer=True)
     figure.colorbar(mesh, label="mean entropy, nats")
-    figure.savefig(path, dpi=150, facecolor="white")
+    drawn = io.BytesIO()
+    figure.savefig(drawn, format=path.suffix[1:], dpi=150, facecolor="white")
+    write_together({path: drawn.getvalue()})
 
 
 def _open(chosen: argparse.Namespace) -> Reader:

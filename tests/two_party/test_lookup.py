@@ -144,6 +144,8 @@ def test_tables_beyond_the_budget_are_refused():
     large, many = np.float32([[7.95]]), np.full((LARGE, 2), -7.5, np.float32)
     assert lookup.noise_of(large, 18) < lookup.NOISE_BUDGET < lookup.noise_of(many, 18)
     assert lookup.fits(np.float32([[7.5]])) and not lookup.fits(large) and not lookup.fits(many)
+    with pytest.raises(ValueError, match="too large for a lookup"):
+        lookup.Table.of(large, 18, SESSION)
     lattice_table = STEPS["lattice_query"].prepare
     for hand in (StepContext(CLIENT, 18, "FM128"), StepContext(CLIENT, 16)):
         with pytest.raises(UserError, match="needs the ring FM64 and 18 fraction bits"):

@@ -219,7 +219,8 @@ def test_the_noise_bound_covers_any_neighbouring_columns():
 
 def test_matrices_beyond_the_budget_and_other_fixed_points_are_refused():
     assert lattice.fits(np.full((768, 4), 0.1, np.float32))
-    assert not lattice.fits(np.full((768, 4), 1.5, np.float32))
+    with pytest.raises(ValueError, match="is too large; compute without"):
+        lattice.Matrix(np.full((768, 4), 1.5, np.float32), 18)
     assert not lattice.fits(np.array([[np.nan]]))
     with pytest.raises(ValueError, match="too large for exact multiplication"):
         lattice.times(uniform(0, 1, 1), np.array([[1 << 32]]))

@@ -34,6 +34,7 @@ from aero.report.costs import (
     wan_minutes,
 )
 from aero.report.results import Results
+from aero.two_party.cost import ledger
 from aero.two_party.cost.network import Network
 from aero.two_party.program.optimizations import AS_PUBLISHED, OPTIMIZATIONS, TUNED, toggled
 
@@ -72,20 +73,18 @@ def nonlinearities(results: Results) -> pd.DataFrame:
 
     Rounds of calls that compute for over a minute are left out: the times that they are fitted to vary too much.
     """
-    found = {line["op"]: line for line in read_csv(results.root / NONLINEARITIES)}
-    sent = {op: float(line["bytes_sent_client"]) + float(line["bytes_sent_server"]) for op, line in found.items()}
+    found = {row.op: row for row in ledger.read(results.root / NONLINEARITIES, ledger.Measurement)}
     return pd.DataFrame(
         {
             "function": title or function,
             "replaces": function if title else "",
-            "MB": text(sent[op] / 1e6),
-            "times its MB": f"{text(sent[op] / sent[next(iter(titles))], 2)}x" if title else "",
-            "rounds": text(float(found[op]["rounds"]) if float(found[op]["seconds"]) < 60 else None),
-            "seconds": text(float(found[op]["seconds"]), 2),
+            "MB": text(found[op].bytes / 1e6),
+            "times its MB": f"{text(found[op].bytes / found[next(iter(titles))].bytes, 2)}x" if title else "",
+            "rounds": text(found[op].rounds if found[op].seconds < 60 else None),
+            "seconds": text(found[op].seconds, 2),
         }
         for function, titles in ALTERNATIVES.items()
         for op, title in titles.items()
-        if op in found
     )
 
 

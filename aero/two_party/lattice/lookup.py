@@ -103,7 +103,9 @@ class Table:
 
     @classmethod
     def of(cls, values: np.ndarray, fraction_bits: int, seed: bytes, degree: int = DEGREE) -> Table:
-        """Computes the hint, which takes seconds. values: a table that `fits`."""
+        """Computes the hint, which takes seconds. ValueError unless the table `fits`."""
+        if not fits(values, fraction_bits):
+            raise ValueError("the embedding is too large for a lookup; compute without it (tuned-lattice_lookup)")
         vocabulary, width = values.shape
         blocks = -(-vocabulary // degree)
         hint = np.empty((degree, width), np.uint64)

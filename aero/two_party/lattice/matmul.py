@@ -264,7 +264,9 @@ class Matrix:
     """The server's matrix W (k, m) in fixed point."""
 
     def __init__(self, values: np.ndarray, fraction_bits: int) -> None:
-        """values: a matrix that `fits`."""
+        """ValueError unless the matrix `fits`."""
+        if not fits(values, fraction_bits):
+            raise ValueError("a weight matrix is too large; compute without lattice products (tuned-lattice_products)")
         self._bits = fraction_bits
         self._integers = np.rint(values.astype(np.float64) * 2.0**fraction_bits).astype(np.int32)
 

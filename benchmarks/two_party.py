@@ -50,7 +50,7 @@ def pass_task(party: Party, given: dict[str, Any]) -> tuple[Profile, dict[Operat
     (profile,) = forward_task(party, given)["profiles"]
     if not (wanted := given["alone"]):
         return profile, {}
-    _, found = measure_task(party, {"operations": wanted, "runs": RUNS_ALONE})
+    _, found, _ = measure_task(party, {"operations": wanted, "runs": RUNS_ALONE})
     costs = ((fmean(run.bytes for run in found[one]), median(run.seconds for run in found[one])) for one in wanted)
     return profile, dict(zip(wanted, costs, strict=True))
 

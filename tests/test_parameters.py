@@ -153,14 +153,11 @@ def test_a_damaged_dvc_lock_is_one_line(tmp_path, monkeypatch, capsys, name, tex
     assert "\n" not in str(caught.value)
 
 
-def test_missing_or_broken_file(tmp_path):
-    with pytest.raises(ValueError, match="root folder"):
-        load(tmp_path / "params.yaml")
-    (tmp_path / "params.yaml").write_text("a: [", encoding="utf-8")
-    with pytest.raises(ValueError, match="not valid YAML"):
-        load(tmp_path / "params.yaml")
-    (tmp_path / "params.yaml").write_text("3", encoding="utf-8")
-    with pytest.raises(ValueError, match="mapping"):
+@pytest.mark.parametrize(("text", "said"), [(None, "root folder"), ("a: [", "not valid YAML"), ("3", "mapping")])
+def test_missing_or_broken_file(tmp_path, text, said):
+    if text is not None:
+        (tmp_path / "params.yaml").write_text(text, encoding="utf-8")
+    with pytest.raises(ValueError, match=said):
         load(tmp_path / "params.yaml")
 
 

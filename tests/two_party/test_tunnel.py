@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import contextlib
 import datetime
+import logging
 import os
 import re
 import shutil
 import signal
 import socket
 import stat
+import struct
 import threading
 import time
 import zlib
@@ -95,10 +97,14 @@ def echoed(door, size):
     return got == data
 
 
+@pytest.mark.parametrize("host", ["127.0.0.1", "[::1]"])
 @pytest.mark.parametrize("secure", [True, False])
-def test_connections_of_both_sides_pass_unchanged_and_the_end_is_agreed(folders, secure):
+def test_connections_of_both_sides_pass_unchanged_and_the_end_is_agreed(folders, secure, host):
+    if host == "[::1]" and not Path("/proc/net/if_inet6").exists():
+        pytest.skip("no IPv6 here")
     contexts = [context(folders[0], role) for role in ("server", "client")]
-    server, client = joined(*(contexts if secure else ()))
+    server, client = joined(*(contexts if secure else ()), at=f"{host}:0")
+    assert f"{host}:" in client.peer and f"{host}:" in server.peer
     assert (server.name, client.name) == (("aero client", "aero server") if secure else (None, None))
     doors = [side.carry(Echo().address) for side in (server, client)]
     results = []
@@ -114,21 +120,6 @@ def test_connections_of_both_sides_pass_unchanged_and_the_end_is_agreed(folders,
     server.finish()
     finish.join(10)
     server.give_up(), client.close()  # without effect
-
-
-@pytest.mark.parametrize("secure", [True, False])
-def test_ipv6(folders, secure):
-    try:
-        socket.create_server(("::1", 0), family=socket.AF_INET6).close()
-    except OSError:
-        pytest.skip("no IPv6 here")
-    contexts = [context(folders[0], role) for role in ("server", "client")]
-    server, client = joined(*(contexts if secure else ()), at="[::1]:0")
-    assert "[::1]:" in client.peer and "[::1]:" in server.peer
-    server.close(), client.close()
-    assert context_for("[::1]:0", None, False, server=True) is None
-    with pytest.raises(TwoPartyError, match="plain TCP between hosts is refused"):
-        context_for("[::]:0", None, False, server=True)
 
 
 @pytest.mark.parametrize("address", ["::1:9731", "[::1]", "[]:1", "[localhost]:1", "a:b:1", "h:99999", "h:\u0668", "h"])
@@ -276,10 +267,10 @@ def test_a_server_under_another_name_is_refused(tmp_path):
 
 
 def test_plain_tcp_between_hosts_is_refused_unless_asked_for(folders, tmp_path):
-    assert context_for("127.0.0.1:1", None, False, server=True) is None
-    assert context_for("localhost:1", None, False, server=False) is None
+    for server, host in ((True, "127.0.0.1"), (True, "[::1]"), (False, "localhost")):
+        assert context_for(f"{host}:1", None, False, server=server) is None
     assert context_for("0.0.0.0:1", None, True, server=True) is None
-    for address in ("0.0.0.0:1", "192.0.2.1:9731"):
+    for address in ("0.0.0.0:1", "[::]:0", "192.0.2.1:9731"):
         with pytest.raises(TwoPartyError, match="plain TCP between hosts is refused"):
             context_for(address, None, False, server=True)
     with pytest.raises(TwoPartyError, match="--key .* does not exist"):
@@ -534,3 +525,18 @@ def test_nothing_is_kept_of_channels_that_have_ended():
             client.sendall(frame(tunnel.OPEN, channel) + whole)
             assert heard.read(len(whole)) == whole
         assert wait_until(lambda: not server._writers) and server.failure is None and not server._ended
+
+
+def test_data_for_a_party_that_was_killed_is_dropped_in_silence(monkeypatch):
+    logged = []
+    monkeypatch.setattr(logging.getLogger("asyncio"), "warning", logged.append)
+    with hostile() as (client, server), socket.create_server(("127.0.0.1", 0)) as party:
+        server._target = f"127.0.0.1:{party.getsockname()[1]}"
+        client.sendall(frame(tunnel.OPEN, 1) + frame(tunnel.DATA, 1, b"x"))
+        killed, _ = party.accept()
+        assert killed.recv(1) == b"x"
+        killed.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))  # closed by a reset
+        killed.close()
+        assert client.recv(100) == frame(tunnel.END, 1)
+        client.sendall(frame(tunnel.DATA, 1, b"x") * 20 + frame(tunnel.MESSAGE, 0, b'{"done": true}'))
+        assert wait_until(lambda: server._peer_done) and not logged

@@ -83,23 +83,49 @@ def place(party: Party, operation: Operation) -> list[str]:
     return names
 
 
-def measure_task(party: Party, request: dict[str, Any]) -> tuple[list[Profile], dict[Operation, list[Profile]]]:
-    """In a party process: warm up, then run every operation; returns this party's profiles."""
+def measure_task(
+    party: Party, request: dict[str, Any]
+) -> tuple[list[Profile], dict[Operation, list[Profile]], dict[Operation, float]]:
+    """In a party process: warm up, then run every operation. Returns this party's profiles of both.
+
+    request: "operations", "runs" of each; optionally "relayed", if a relay stands between the parties: then also
+    returns, for each operation, the seconds that one second of round-trip time adds to it.
+    """
     warm = []
     for operation in warm_up(request["operations"]):
         names, function = place(party, operation), operation.function()
         warm += [party.run(function, names, ["y"]) for _ in range(2)]
     profiles: dict[Operation, list[Profile]] = {}
+    rounds: dict[Operation, float] = {}
     for operation in request["operations"]:
         names, function = place(party, operation), operation.function()
         party.prepare(function, names, ["y"])
-        runs = [party.run(function, names, ["y"]) for _ in range(request["runs"])]
-        while all(map(refilled, runs)) and len(runs) < request["runs"] + 2:
-            runs.append(party.run(function, names, ["y"]))
-        profiles[operation] = runs
+        profiles[operation] = repeated(party, function, names, request["runs"])
+        if request.get("relayed"):
+            delay_link(party, DELAY_S)
+            delayed = repeated(party, function, names, request["runs"])
+            delay_link(party, 0.0)
+            # The least of several, because a refill of oblivious transfers adds rounds to some runs.
+            slow, fast = (min(run.seconds for run in runs) for runs in (delayed, profiles[operation]))
+            rounds[operation] = max(0.0, slow - fast) / (2 * DELAY_S)
         for name in names:
             party.drop(name)
-    return warm, profiles
+    return warm, profiles, rounds
+
+
+def repeated(party: Party, function: Callable[..., Any], names: Sequence[str], runs: int) -> list[Profile]:
+    """Profiles of `runs` runs, and of up to two more if all seem to include a refill."""
+    profiles = [party.run(function, names, ["y"]) for _ in range(runs)]
+    while all(map(refilled, profiles)) and len(profiles) < runs + 2:
+        profiles.append(party.run(function, names, ["y"]))
+    return profiles
+
+
+def delay_link(party: Party, seconds: float) -> None:
+    """Set what the relay adds to every message, while neither party sends."""
+    party.barrier()
+    party.control(seconds)
+    party.barrier()
 
 
 def warm_up(operations: Iterable[Operation]) -> tuple[Operation, ...]:
@@ -129,27 +155,6 @@ def refilled(profile: Profile) -> bool:
     exponential or GELU, which have many messages of their own, a refill does not matter.
     """
     return profile.messages_sent + profile.messages_received > REFILL_MESSAGES and profile.bytes < REFILL_MATTERS
-
-
-def rounds_task(party: Party, request: dict[str, Any]) -> dict[Operation, float]:
-    """In a party process: seconds that one second of round-trip time adds to each operation."""
-    for operation in warm_up(request["operations"]):
-        party.run(operation.function(), place(party, operation), ["y"])
-    found: dict[Operation, float] = {}
-    for operation in request["operations"]:
-        names, function = place(party, operation), operation.function()
-        party.prepare(function, names, ["y"])
-        times = {}
-        for delay in (0.0, DELAY_S):
-            party.barrier()
-            party.control(delay)
-            party.barrier()
-            # The least of several, because a refill of oblivious transfers adds rounds to some runs.
-            times[delay] = min(party.run(function, names, ["y"]).seconds for _ in range(request["runs"]))
-        party.barrier()
-        party.control(0.0)
-        found[operation] = max(0.0, times[DELAY_S] - times[0.0]) / (2 * DELAY_S)
-    return found
 
 
 def shrink(operation: Operation) -> Operation:
@@ -200,16 +205,19 @@ def measure(
     settings: Settings,
     runs: int = 1,
     rounds: Mapping[Operation, float] | None = None,
+    relayed: bool = False,
 ) -> list[Measurement]:
     """Measure each of `operations`, in order, in the steady state of one session.
 
     runs: of each operation; bytes and messages are those of the run with the fewest bytes, seconds the median. rounds:
-    as `measure_rounds` gives them; None leaves them out (NaN). Raises TwoPartyError if a party fails, ValueError if the
-    two parties' profiles do not agree.
+    as `measure_rounds` gives them; None leaves them out (NaN), unless `relayed`: then this session measures them, too,
+    and a relay, whose own delay is part of the seconds, stands between the parties. Raises TwoPartyError if a party
+    fails, ValueError if the two parties' profiles do not agree.
     """
     wanted = list(dict.fromkeys(operations))
-    request = {"operations": wanted, "runs": runs}
-    (warm, profiles), (their_warm, theirs) = run_parties(measure_task, request, request, settings)
+    (warm, profiles, slopes), (their_warm, theirs, their_slopes) = _session(wanted, runs, settings, relayed)
+    if relayed:
+        rounds = {operation: max(slopes[operation], their_slopes[operation]) for operation in wanted}
     for ours, other in ((warm, their_warm), *((profiles[operation], theirs[operation]) for operation in wanted)):
         for pair in zip(ours, other, strict=True):
             check_pair(*pair)
@@ -242,12 +250,17 @@ def measure(
 def measure_rounds(operations: Sequence[Operation], settings: Settings, runs: int = 3) -> dict[Operation, float]:
     """Round trips that cost time, for each operation: the slope of its seconds against the round-trip time, which a
     relay between the parties sets. Operations that shrink to the same one are measured once. runs: at each delay."""
-    relay = Relay()
     small = {operation: shrink(operation) for operation in operations}
-    request = {"operations": list(dict.fromkeys(small.values())), "runs": runs}
+    (*_, ours), (*_, theirs) = _session(list(dict.fromkeys(small.values())), runs, settings, relayed=True)
+    return {operation: max(ours[one], theirs[one]) for operation, one in small.items()}
+
+
+def _session(operations: Sequence[Operation], runs: int, settings: Settings, relayed: bool) -> tuple[Any, Any]:
+    """Both parties' results of `measure_task`."""
+    relay = Relay() if relayed else None
 
     def set_delay(delay: float) -> None:
         relay.delay_s = delay
 
-    client, server = run_parties(rounds_task, request, request, settings, relay=relay, on_control=set_delay)
-    return {operation: max(client[one], server[one]) for operation, one in small.items()}
+    request = {"operations": operations, "runs": runs, "relayed": relayed}
+    return run_parties(measure_task, request, request, settings, relay=relay, on_control=set_delay)

@@ -93,6 +93,7 @@ def measure_missing(
     settings: Settings,
     *,
     rounds_runs: int,
+    relayed: bool = False,
     seconds: bool = True,
     repeats: Mapping[int, int] | None = None,
     minutes: float | None = None,
@@ -102,10 +103,11 @@ def measure_missing(
 ) -> Done:
     """Measure the operations of `wanted` that `path` lacks, and write it after every session. Returns all of `wanted`.
 
-    rounds_runs: as `measure` takes it, 0 to leave rounds out. seconds: whether to keep them. repeats: runs of the
-    operations of a context, 1 by default. minutes: stop after about so long, between two sessions. others: further rows
-    to keep in `path`. rounds_from: files whose rounds are taken for the same computation. UserError if operations are
-    left or failed.
+    rounds_runs: as `measure_rounds` takes it, 0 to leave rounds out. relayed: as `measure` takes it, which saves small
+    operations the sessions of `measure_rounds`. seconds: whether to keep them. repeats: runs of the operations of a
+    context, 1 by default. minutes: stop after about so long, between two sessions. others: further rows to keep in
+    `path`. rounds_from: files whose rounds are taken for the same computation. UserError if operations are left or
+    failed.
     """
     started = time.monotonic()
     signatures = {one.key: signature(one.operation, variant) for one in wanted}
@@ -128,14 +130,12 @@ def measure_missing(
 
     def take(batch: Sequence[Wanted]) -> None:
         operations, (model, context) = [one.operation for one in batch], (batch[0].model, batch[0].context)
-        unknown = [operation for operation in operations if rounds_runs and shrink(operation) not in known]
-        if unknown:
+        if unknown := [o for o in operations if rounds_runs and not relayed and shrink(o) not in known]:
             known.update({shrink(o): found for o, found in measure_rounds(unknown, settings, rounds_runs).items()})
         rounds = {operation: known.get(shrink(operation), math.nan) for operation in operations}
         runs = (repeats or {}).get(context, 1)
-        for one, row in zip(
-            batch, measure(operations, model, context, variant, settings, runs, rounds=rounds), strict=True
-        ):
+        found = measure(operations, model, context, variant, settings, runs, rounds=rounds, relayed=relayed)
+        for one, row in zip(batch, found, strict=True):
             source = json.loads(row.provenance) | {"computation": signatures[row.key]}
             new = replace(row, model=one.model, context=one.context, provenance=ledger.as_json(**source))
             new = new if seconds else replace(new, seconds=math.nan)

@@ -221,6 +221,8 @@ class Tunnel:
         head = HEAD.pack(kind, channel, len(content))
         async with self._lock:
             try:
+                if self._writer.is_closing():  # asyncio would log the write and drop it
+                    raise ConnectionResetError("the connection is closed")
                 self._writer.write(head + CRC.pack(zlib.crc32(content, zlib.crc32(head))) + content)
             except AttributeError:  # as in `shut`
                 raise ConnectionResetError("the connection is closed") from None
@@ -313,7 +315,7 @@ class Tunnel:
             if "in" in self._ended.get(channel, ()):
                 raise TwoPartyError(f"{self.peer} used a connection that it had closed; check that it runs `aero`")
             with contextlib.suppress(OSError):  # this connection is gone; the others go on
-                if kind == DATA:
+                if kind == DATA and not writer.is_closing():
                     writer.write(content)
                     await writer.drain()
                 elif writer.can_write_eof():

@@ -50,7 +50,7 @@ def softmax_moments(sigma: float, positions: int) -> SoftmaxMoments:
 
     With S = sum_j exp(z_j), 1/S and 1/S^2 are the integrals of exp(-t S) and t exp(-t S) over t > 0, and log S that of
     (exp(-t) - exp(-t S)) / t. Under them the z_i are independent, so every expectation is an integral over u = log t of
-    products of one-dimensional normal expectations. Both are trapezoidal sums with an error far below 1e-10.
+    products of one-dimensional normal expectations. Both are trapezoidal sums with an error below 1e-10 up to sigma 15.
     """
     u, survival, first, second, doubled = _one_position(sigma)
     others = survival ** (positions - 1)
@@ -68,7 +68,7 @@ def softmax_moments(sigma: float, positions: int) -> SoftmaxMoments:
 @lru_cache(maxsize=64)  # the same for every N
 def _one_position(sigma: float) -> tuple[Array, Array, Array, Array, Array]:
     """u = log t; at every u, with x = t exp(z), the means of exp(-x), z x exp(-x), z^2 x exp(-x), (z x)^2 exp(-x)."""
-    step = 0.02
+    step = 0.04
     g = np.arange(-12, 12 + step / 2, step)
     weight = np.exp(-g * g / 2) * step / math.sqrt(2 * math.pi)
     z = sigma * g

@@ -122,7 +122,10 @@ def main(_: list[str]) -> None:
     values = (random.standard_normal((LAYOUT.inner, LAYOUT.columns)) * LAYOUT.inner**-0.5).astype(np.float32)
     share = random.integers(0, 2**64, (LAYOUT.rows, LAYOUT.inner), np.uint64)
     key = matmul.SecretKey()
-    public, query = matmul.PublicMaterial(key.public_material), key.encrypt(share, LAYOUT, FRACTION_BITS)
+    public, query = (
+        matmul.PublicMaterial(key.public_material),
+        key.encrypt(share, LAYOUT, matmul.RESULT_BITS - FRACTION_BITS),
+    )
     (answer,), own = matmul.Matrix(values, FRACTION_BITS).answer(public, [query], LAYOUT)
     integers = np.rint(values.astype(np.float64) * 2.0**FRACTION_BITS).astype(np.int64)
     judged, growth = by_seal(share, integers)

@@ -27,14 +27,14 @@ BIASES = {"qk_bias": True, "vo_bias": True, "ffn_bias": True}
 # The fast ones and those of test_generation.py cover every kind of norm and attention, and of FFN but the leaky ReLU.
 # A checkpoint answers in test_isolation.py.
 FAST = (
-    ("SM+LN+SNorm(QKVO+FFN)", "tuned", {}),
+    ("SM+LN+SNorm(QKVO+FFN)", "tuned+lattice_attention", {}),
     ("SM+LN+G", "tuned", {"layers": 1}),
     ("SOTA(SM+ScFuFFN)", "as_written", {}),
 )
 SLOW = (
     ("SM+LN+R", "tuned", PYTHIA),
     ("SM+RMS+SwiGLU", "tuned", LLAMA),
-    ("SM+LeakyR(global)", "tuned+narrow_comparisons+wide_maxima+bounded_reciprocals", {}),
+    ("SM+LeakyR(global)", "tuned+lattice_attention+narrow_comparisons+wide_maxima+bounded_reciprocals", {}),
     ("SM(t)+R", "tuned-split_exponential+narrow_comparisons+fewer_squarings", {}),
     ("EReg(SM(t)+ScFuFFNi_1)", "tuned", {}),
     ("SM+RMS+SwiGLU", "as_written", LLAMA),

@@ -177,7 +177,7 @@ def nothing_in_the_clear(session, prompt, model, program):
 @pytest.mark.parametrize(
     ("row", "program", "at_the_server"),
     [
-        ("SM+ScFuFFN", "tuned+narrow_comparisons", {"folded", "folded, integers"}),  # in a second runtime of SPU
+        ("SM+ScFuFFN", "tuned+lattice_attention+narrow_comparisons", {"folded", "folded, integers"}),
         ("SM+ScFuFFN", "tuned-lattice_products", {"folded"}),
         ("SM+LN+G", "as_written+fewer_squarings", None),
     ],

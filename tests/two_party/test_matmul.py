@@ -110,7 +110,7 @@ def test_shares_of_the_result_are_those_of_integers(rows, inner, columns):
     matrix = lattice.Matrix(weights, 18)
     own, other = uniform(5, rows, inner), uniform(6, rows, inner)
     own[0], other[-1] = RING - 1, RING // 2
-    queries = [secret.encrypt(own[span], layout, 18) for span in layout.spans()]
+    queries = [secret.encrypt(own[span], layout, lattice.RESULT_BITS - 18) for span in layout.spans()]
     assert {len(query) for query in queries} == {layout.query_bytes} and len(queries) == layout.groups
     answers, masks = matrix.answer(public, queries, layout)
     assert {len(answer) for answer in answers} == {layout.answer_bytes}
@@ -127,10 +127,25 @@ def test_shares_of_the_result_are_those_of_integers(rows, inner, columns):
     assert said <= lattice.noise_of(weights, 18)
 
 
+@pytest.mark.parametrize(("rows", "inner", "columns"), [(128, 64, 128), (129, 24, 300), (20, 400, 70)])
+def test_shares_of_a_product_of_shares_are_those_of_integers(rows, inner, columns):
+    """Modulo 2^64, of which 32 bits are dropped later, within six predicted standard deviations of the noise."""
+    layout, secret = lattice.PairLayout.of(rows, inner, columns), lattice.SecretKey()
+    public, spans = lattice.PublicMaterial(secret.public_material), list(layout.spans())
+    own, other = uniform(5, rows, inner), uniform(6, inner, columns)
+    own[0], other[-1] = RING - 1, RING // 2
+    queries = [layout.encrypt(secret, own[span]) for span in spans]
+    answers, masks = lattice.ShareMatrix(other, layout).answer(public, queries, layout)
+    decrypted = [secret.decrypt(a, layout, s.stop - s.start) for a, s in zip(answers, spans, strict=True)]
+    off = signed(np.concatenate(decrypted) + masks - (own @ other << np.uint64(14))) / 2.0**32
+    assert np.abs(off).max() < 6 * layout.noise < 24 and layout.digits == (3 if inner == 400 else 2)
+    assert off.std() == pytest.approx(layout.noise, rel=0.25)
+
+
 def test_queries_do_not_repeat():
     layout, secret = lattice.Layout(128, 32, 32), lattice.SecretKey()
     share = np.zeros((128, 32), np.uint64)
-    words = [np.frombuffer(secret.encrypt(share, layout, 18)[32:], "<u8") for _ in range(2)]
+    words = [np.frombuffer(secret.encrypt(share, layout, lattice.RESULT_BITS - 18)[32:], "<u8") for _ in range(2)]
     assert (words[0] != words[1]).mean() > 0.999 and len(np.unique(np.concatenate(words))) > 0.999 * 2 * len(words[0])
 
 
@@ -149,7 +164,7 @@ def hidden():
         lattice.PublicMaterial(secret.public_material),
         lattice.Matrix(np.full((32, 90), 0.1, np.float32), 18),
     )
-    queries = [secret.encrypt(np.zeros((100, 32), np.uint64), layout, 18) for _ in range(2)]
+    queries = [secret.encrypt(np.zeros((100, 32), np.uint64), layout, lattice.RESULT_BITS - 18) for _ in range(2)]
     return layout, public, queries, [answered(layout, public, matrix, queries) for _ in range(2)]
 
 
@@ -233,7 +248,7 @@ def test_matrices_beyond_the_budget_and_other_fixed_points_are_refused():
 
 
 ROWS, INNER, COLUMNS, PASSES = 20, 40, 24, 3
-LIMIT = 2.0**14  # of results, which are scaled by 2^28 and truncated in two steps
+LIMITS = {"lattice_linear": 2.0**14, "mix": 2.0**10}  # of results, which are scaled and truncated in two steps
 
 
 def product_task(who, given):
@@ -248,18 +263,22 @@ def product_task(who, given):
         who.prepare(function, ["x", "w"], ["y"])
         profiles.append(who.run(function, ["x", "w"], ["y"]))
         found.append(who.reveal("y", to=CLIENT))
-    return found, profiles, {share: large_product(who, share * LIMIT) for share in (0.7, 2.6)}
+    cases = [(kind, share) for kind in LIMITS for share in (0.7, 2.6)]
+    return found, profiles, {case: large_product(who, *case) for case in cases}
 
 
-def large_product(who, value):
-    """A product whose every entry should be `value`."""
-    operation = Operation("lattice_linear", ((ROWS, INNER), (INNER, COLUMNS)))
+def large_product(who, kind, share):
+    """A product whose every entry should be `share` of the limit."""
+    secrets = kind == "mix"
+    lead, constants = ((1,), (("lattice", 1),)) if secrets else ((), ())
+    operation = Operation(kind, ((*lead, ROWS, INNER), (*lead, INNER, COLUMNS)), constants)
     for name, entries, rank in (
-        ("x", np.full((ROWS, INNER), 2 * value, np.float32), CLIENT),
+        ("x", np.full((ROWS, INNER), 2 * share * LIMITS[kind], np.float32), CLIENT),
         ("w", 0.5 * np.eye(INNER, COLUMNS, dtype=np.float32), SERVER),
     ):
-        held, owner = (entries if who.rank == rank else None), (SERVER if rank == SERVER else None)
-        who.put(name, held, entries.shape, owner=owner, from_rank=rank)
+        held, owner = (entries if who.rank == rank else None), (SERVER if rank == SERVER and not secrets else None)
+        shape = (*lead, *entries.shape)
+        who.put(name, None if held is None else held.reshape(shape), shape, owner=owner, from_rank=rank)
     who.run(operation.function(), ["x", "w"], ["y"])
     return who.reveal("y", to=CLIENT)
 
@@ -282,8 +301,9 @@ def test_results_of_two_processes_are_exact_up_to_fixed_point(multiplied):
     for one, matrix in zip(found, (matrices[0], matrices[0], matrices[1]), strict=True):
         exact = (fixed @ np.rint(matrix.astype(np.float64) / STEP)) * STEP**2
         assert np.abs(one - exact).max() < 4 * STEP
-    assert np.allclose(large[0.7], 0.7 * LIMIT, atol=0.01)
-    assert not np.isclose(large[2.6], 2.6 * LIMIT, rtol=0.01).all()
+    for kind, limit in LIMITS.items():
+        assert np.allclose(large[kind, 0.7], 0.7 * limit, atol=0.01)
+        assert not np.isclose(large[kind, 2.6], 2.6 * limit, rtol=0.01).all()
 
 
 def test_public_material_is_sent_once_and_both_parties_count_the_same(multiplied):
@@ -303,4 +323,4 @@ def test_the_transcript_holds_neither_secret_nor_weight(multiplied):
     for stream in streams:
         assert occurrences(unprotected(x, *matrices), stream) == 0
         assert (x[:2] / STEP).astype("<i8").tobytes() not in stream
-    assert set(re.findall(rb'"name": "([\w.]+)"', b"".join(streams))) == {b"x", b"y"}
+    assert set(re.findall(rb'"name": "([\w.]+)"', b"".join(streams))) == {b"w", b"x", b"y"}

@@ -32,13 +32,14 @@ def test_bytes_scale_with_the_elements_and_set_up_is_that_of_the_protocols():
     twice, narrow = Operation("relu", ((32, 64),)), Operation("relu", ((16, 64),), (("narrow", 1),))
     outside = Operation("lattice_linear", ((16, 32), (32, 8)))
     few = Operation("softmax_plain", ((1, 16, 16),), (("few", 1),))
-    rows = measure([RELU, LINEAR, twice, RELU, narrow, outside, few], "made", 16, "fm64", Settings())
-    assert [row.op for row in rows[:3]] == ["relu", "linear", "relu"] and len(rows) == 6
-    relu, linear, double, compared, product, squared = rows
+    pair = Operation("scores", ((1, 16, 8), (1, 16, 8)), (("lattice", 1),))
+    rows = measure([RELU, LINEAR, twice, RELU, narrow, outside, few, pair], "made", 16, "fm64", Settings())
+    assert [row.op for row in rows[:3]] == ["relu", "linear", "relu"] and len(rows) == 7
+    relu, linear, double, compared, product, squared, shared = rows
     assert double.bytes == pytest.approx(2 * relu.bytes, rel=0.1) and np.isnan(relu.rounds)
     assert linear.setup_bytes == relu.setup_bytes > 1e6  # keys and first oblivious transfers, apart from steady state
-    extra = [one.setup_bytes - relu.setup_bytes for one in (compared, product, squared)]
-    assert extra == [pytest.approx(1.2e6, rel=0.05), pytest.approx(0.43e6, rel=0.05), pytest.approx(2.4e6, rel=0.05)]
+    extra = [one.setup_bytes - relu.setup_bytes for one in (compared, product, squared, shared)]
+    assert extra == pytest.approx([1.2e6, 0.43e6, 2.4e6, 0.85e6], rel=0.05)
 
 
 def test_rounds_are_those_of_the_protocol():
@@ -59,6 +60,10 @@ def test_rounds_are_those_of_the_protocol():
         (Operation("scale", ((12, 128, 128), (12, 1, 1))), Operation("scale", ((2, 128, 128), (2, 1, 1)))),
         (Operation("softmax_plain", ((12, 512, 512),)), Operation("softmax_plain", ((1, 64, 512),))),
         (Operation("linear", ((128, 768), (768, 768))), Operation("linear", ((8, 64), (64, 64)))),
+        (
+            Operation("mix", ((12, 9, 64),) * 2, (("lattice", 1),)),
+            Operation("mix", ((1, 8, 8),) * 2, (("lattice", 1),)),
+        ),
     ],
 )
 def test_a_smaller_operation_keeps_the_protocol(whole, small):

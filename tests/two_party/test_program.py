@@ -255,7 +255,7 @@ def test_a_diverged_model_is_refused_by_the_name_of_its_tensor(row, value):
         ("EReg(SM(t)+ScFuFFNi_2)", "tuned", {}),
         ("SM+LN+R", "tuned+narrow_comparisons+wide_maxima+bounded_reciprocals", PYTHIA),
         ("SM(t)+ScFFN", "as_written", PYTHIA),
-        ("SM+RMS+SwiGLU", "tuned", LLAMA),
+        ("SM+RMS+SwiGLU", "tuned+lattice_attention", LLAMA),
         ("SM+ScFFN", "as_written+causal_cover", {}),
     ],
 )

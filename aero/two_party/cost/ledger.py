@@ -195,11 +195,11 @@ def session_setup(parts: Iterable[Measurement]) -> float:
     """Set-up bytes of one session of `parts`; 0 without parts.
 
     The largest set-up of SPU's usual protocols, plus the extra set-up of every protocol with keys of its own: lattice
-    multiplication, comparisons in 32 bits, exponentials by fewer squarings.
+    multiplications, comparisons in 32 bits, exponentials by fewer squarings.
     """
     most: dict[frozenset[str], float] = {}
     for one in parts:
-        own = frozenset(name for name in ("lattice_linear", "narrow=1", "few=1") if name in one.op)
+        own = frozenset(name for name in ("lattice_linear", "lattice=1", "narrow=1", "few=1") if name in one.op)
         most[own] = max(most.get(own, 0.0), one.setup_bytes)
     usual = most.pop(frozenset(), None)
     if usual is None:

@@ -34,6 +34,7 @@ WARM_UP = (
 )
 OWN_KEYS = {
     "lattice_linear": Operation("lattice_linear", ((8, 8), (8, 8))),
+    "lattice=1": Operation("scores", ((1, 8, 8), (1, 8, 8)), (("lattice", 1),)),
     "narrow=1": Operation("relu", ((8, 8),), (("narrow", 1),)),
     "few=1": Operation("softmax_plain", ((1, 8, 8),), (("few", 1),)),
 }
@@ -137,7 +138,7 @@ def warm_up(operations: Iterable[Operation]) -> tuple[Operation, ...]:
 def set_up(party: Party, program: str, before: Callable[[int, int], Any] = lambda number, many: None) -> list[Profile]:
     """Run what makes the keys that passes of `program` need; `before` gets the number of each run and of all."""
     optimizations, _ = parse_program(program)
-    parts = {"lattice_products": "lattice_linear", "fewer_squarings": "few=1"}
+    parts = {"lattice_products": "lattice_linear", "lattice_attention": "lattice=1", "fewer_squarings": "few=1"}
     parts |= dict.fromkeys(("narrow_comparisons", "bounded_reciprocals"), "narrow=1")
     needed = {part for name, part in parts.items() if name in optimizations}
     first = (*WARM_UP, *(one for part, one in OWN_KEYS.items() if part in needed))
@@ -174,7 +175,7 @@ def shrink(operation: Operation) -> Operation:
         constants = tuple((key, min(value, rows) if key == "blocks" else value) for key, value in operation.constants)
         return Operation(kind, ((heads, rows, columns),), constants)
     if kind in ("scores", "mix"):
-        return Operation(kind, tuple((1, min(rows, 8), min(columns, 8)) for _, rows, columns in shapes))
+        return replace(operation, shapes=tuple((1, min(rows, 8), min(columns, 8)) for _, rows, columns in shapes))
     if kind.removesuffix(SHARED) in MATRICES:
         (rows, inner), (_, columns) = shapes
         inner = min(inner, 64)

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from functools import cache
 
 from aero.two_party.lattice import lookup
-from aero.two_party.lattice.matmul import Layout
+from aero.two_party.lattice.matmul import Layout, PairLayout
 from aero.two_party.program.cover import Cover, narrow_levels, tile_side, tree_levels
 
 SLOTS = 8192
@@ -62,6 +62,7 @@ class Sized:
     rows: int | None
     blocks: int | None = None
     narrow: bool = False
+    outside: bool = False
 
     @property
     def sizes(self) -> tuple[int, ...]:
@@ -90,7 +91,8 @@ def sized(op: str, shape: str, without: Sequence[str] = ()) -> Sized:
     group = f"{match[1]}({kept})" if kept else match[1]
     if match[1] in _ONE_MATMUL:
         group = "multiplication by the server's matrix"
-    return Sized(f"{group} {ranks}", match[1], shapes, rows, blocks, constants.get("narrow") == "1")
+    narrow, outside = (constants.get(name) == "1" for name in ("narrow", "lattice"))
+    return Sized(f"{group} {ranks}", match[1], shapes, rows, blocks, narrow, outside)
 
 
 @cache
@@ -103,6 +105,8 @@ def features(operation: Sized) -> dict[str, tuple[float, ...]]:
         return _lookup_features(operation)
     if operation.kind == "lattice_linear":
         return _lattice_features(operation)
+    if operation.outside:
+        return _pair_features(operation)
     matmul_ = _matmul(operation)
     if matmul_ is not None:
         many, rows, inner, columns = matmul_
@@ -175,6 +179,22 @@ def _lattice_features(operation: Sized) -> dict[str, tuple[float, ...]]:
         "bytes_sent_server": (1.0, answered, results),
         "messages": (1.0, layout.groups, results),
         "seconds": (1.0, spectra, answered * layout.blocks, answered),
+        "rounds": (1.0,),
+    }
+
+
+def _pair_features(operation: Sized) -> dict[str, tuple[float, ...]]:
+    """The same of two shared matrices: each party sends queries and answers."""
+    (heads, rows, _), (_, *of_keys) = operation.shapes
+    inner, columns = reversed(of_keys) if operation.kind == "scores" else of_keys
+    layout, results = PairLayout.of(rows, inner, columns), heads * rows * columns
+    sent, answered = (heads * layout.groups * many for many in (layout.blocks, layout.packs))
+    spectra = heads * layout.packs * layout.blocks * layout.wide
+    return {
+        "bytes_sent_client": (1.0, sent, answered, results),
+        "bytes_sent_server": (1.0, sent, answered, results),
+        "messages": (1.0, results),
+        "seconds": (1.0, sent, spectra, answered * layout.blocks, answered),
         "rounds": (1.0,),
     }
 

@@ -25,14 +25,16 @@ public elements; the server adds a fresh encryption of zero to hide it.
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cache, cached_property
 
 import numpy as np
 
 from aero.two_party.lattice.polynomials import (
     DEVIATION,
+    FINE_LIMBS,
+    LIMBS,
     automorphism,
     from_limbs,
     gaussian,
@@ -71,6 +73,15 @@ FRACTION_BITS = (16, 20)
 """Supported fraction bits: below, SPU cannot represent 2^-16; above, values beyond 2^8 overflow a result."""
 SEED = 32
 
+# Of a product of two shared matrices.
+PAIR_FRACTION_BITS = 18
+SHARE_BITS = 50
+"""What is used of a share: the lowest bits."""
+PAIR_TRUNCATIONS = (16, 16)
+"""As TRUNCATIONS: a result is scaled by 2^32 over fixed point, modulo 2^64. So |X Y| may reach 2^10."""
+PAIR_CUT_BITS = (24, 32)
+"""As CUT_BITS, which leaves 5 and 4 bytes a coefficient."""
+
 
 @dataclass(frozen=True)
 class Layout:
@@ -84,6 +95,7 @@ class Layout:
     inner: int
     columns: int
     degree: int = DEGREE
+    cut: tuple[int, int] = CUT_BITS
 
     @cached_property
     def groups(self) -> int:
@@ -113,7 +125,7 @@ class Layout:
     @property
     def answer_bytes(self) -> int:
         """Length of a group's answer message."""
-        return self.packs * self.degree * sum((64 - cut) // 8 for cut in CUT_BITS)
+        return self.packs * self.degree * sum((64 - cut) // 8 for cut in self.cut)
 
     def spans(self) -> Iterator[slice]:
         """The rows of each group."""
@@ -152,14 +164,13 @@ class SecretKey:
         noise = gaussian(elements.size).reshape(elements.shape).view(np.uint64)
         return noise - times_small(limb_spectra(elements), self._spectrum)
 
-    def encrypt(self, share: np.ndarray, layout: Layout, fraction_bits: int) -> bytes:
-        """The query message for a group of rows (up to `height`, inner) uint64 of the client's share of X."""
+    def encrypt(self, share: np.ndarray, layout: Layout, scale_bits: int) -> bytes:
+        """The query message for a group of rows (up to `height`, inner) uint64 of the client's share of X, scaled."""
         seed = os.urandom(SEED)
         query = self._masks(uniform(seed, "query", layout.blocks, self._degree))
         padded = np.zeros((layout.height, layout.blocks * PACKED), np.uint64)
         padded[: share.shape[0], : share.shape[1]] = share
-        # Packing scales by PACKED.
-        padded <<= np.uint64(RESULT_BITS - fraction_bits - LEVELS)
+        padded <<= np.uint64(scale_bits - LEVELS)  # packing scales by PACKED
         places = layout.height * layout.wide * PACKED
         rows = query[:, :places].reshape(layout.blocks, layout.height, -1)
         rows[:, :, :PACKED] += padded.reshape(layout.height, -1, PACKED).transpose(1, 0, 2)
@@ -227,15 +238,15 @@ class PublicMaterial:
         return first[0], second[0]
 
 
-def times(left: np.ndarray, matrix: np.ndarray) -> np.ndarray:
+def times(left: np.ndarray, matrix: np.ndarray, cut: Sequence[int] = LIMBS) -> np.ndarray:
     """left (rows, k) uint64 times an integer matrix (k, m) modulo 2^64, by exact float64 multiplication of limbs.
 
-    ValueError if a column of `matrix` is too large for exact sums.
+    cut: bits of the limbs. ValueError if a column of `matrix` is too large for exact sums.
     """
-    if np.abs(matrix).sum(0, dtype=np.float64).max(initial=0.0) * 2.0**21 >= 2.0**53:
+    if np.abs(matrix).sum(0, dtype=np.float64).max(initial=0.0) * 2.0 ** (max(cut) - 1) >= 2.0**53:
         raise ValueError("entries of the matrix are too large for exact multiplication in float64")
     right = matrix.astype(np.float64)
-    return from_limbs(np.stack([(limb @ right).astype(np.int64) for limb in limbs(left)]))
+    return from_limbs(np.stack([(limb @ right).astype(np.int64) for limb in limbs(left, cut)]), cut)
 
 
 def noise_of(matrix: np.ndarray, fraction_bits: int = 18, wide: int = WIDE) -> float:
@@ -246,13 +257,17 @@ def noise_of(matrix: np.ndarray, fraction_bits: int = 18, wide: int = WIDE) -> f
     """
     squares = np.square(matrix, dtype=np.float64).sum(0)
     neighbours = np.convolve(squares, np.ones(min(wide, len(squares)))).max()
-    queries = DEVIATION * 2.0**fraction_bits * neighbours**0.5 * PACKED
+    return _noise(2.0**fraction_bits * neighbours**0.5, CUT_BITS) * 2.0**-RESULT_BITS
+
+
+def _noise(met: float, cut_bits: tuple[int, int]) -> float:
+    """Its standard deviation modulo 2^64. met: root of the squared sum of the entries that a query's noise meets."""
+    queries = DEVIATION * met * PACKED
     digits = DEVIATION * (DEGREE * DIGITS / 12) ** 0.5 * 2.0**DIGIT_BITS
     below = (DEGREE * 2 / 3 / 12) ** 0.5 * 2.0 ** (64 - DIGITS * DIGIT_BITS)
     levels = sum(4.0**level for level in range(LEVELS)) ** 0.5
-    cut = ((DEGREE * 2 / 3 / 12) ** 0.5 * 2.0 ** CUT_BITS[0], 12**-0.5 * 2.0 ** CUT_BITS[1])
-    parts = (queries, levels * digits, levels * below, *cut)
-    return float(np.sqrt(np.square(parts).sum()) * 2.0**-RESULT_BITS)
+    cut = ((DEGREE * 2 / 3 / 12) ** 0.5 * 2.0 ** cut_bits[0], 12**-0.5 * 2.0 ** cut_bits[1])
+    return float(np.sqrt(np.square((queries, levels * digits, levels * below, *cut)).sum()))
 
 
 def fits(matrix: np.ndarray, fraction_bits: int = 18) -> bool:
@@ -262,6 +277,8 @@ def fits(matrix: np.ndarray, fraction_bits: int = 18) -> bool:
 
 class Matrix:
     """The server's matrix W (k, m) in fixed point."""
+
+    _cut: tuple[int, ...] = LIMBS
 
     def __init__(self, values: np.ndarray, fraction_bits: int) -> None:
         """ValueError unless the matrix `fits`."""
@@ -280,7 +297,8 @@ class Matrix:
         degree, groups = layout.degree, layout.groups
         # Multiplied by Y^(1 - PACKED) here, so that w(Y) has no negative powers: Y^(n - 15) = -Y^-15.
         turned = np.negative(times_monomial(np.concatenate(firsts), degree - PACKED + 1))
-        spectra = limb_spectra(turned).reshape(3, groups, layout.blocks, -1).transpose(3, 2, 1, 0)
+        spectra = limb_spectra(turned, self._cut).reshape(len(self._cut), groups, layout.blocks, -1)
+        spectra = spectra.transpose(3, 2, 1, 0)
         right = np.concatenate([spectra.real, spectra.imag], 2).reshape(degree // 2, layout.blocks, -1)
         taps, roots = self._taps(layout), _roots(PACKED * layout.wide, degree)
         scalars = self._scalars(seconds, layout)
@@ -289,15 +307,15 @@ class Matrix:
         answered = np.empty((2, groups, layout.packs, degree), np.uint64)
         for pack, tap in enumerate(taps):
             values = (roots @ tap).reshape(degree // 2, 2 * PACKED, layout.blocks) @ right
-            values = values.reshape(degree // 2, 2, PACKED, 2, groups, 3)
+            values = values.reshape(degree // 2, 2, PACKED, 2, groups, -1)
             real, imaginary = values[:, 0, :, 0] - values[:, 1, :, 1], values[:, 0, :, 1] + values[:, 1, :, 0]
             parts = inverse_spectrum((real + 1j * imaginary).transpose(3, 1, 2, 0))
-            first, second = public.pack(from_limbs(parts), scalars[pack])
+            first, second = public.pack(from_limbs(parts, self._cut), scalars[pack])
             zero = public.encryptions_of_zero(groups, degree)
             answered[0, :, pack] = first + zero[0]
             answered[1, :, pack] = second + zero[1] - masks[:, pack]
         shares = [layout.wanted(mask, span.stop - span.start) for mask, span in zip(masks, layout.spans(), strict=True)]
-        return [_sent(answered[:, group]) for group in range(groups)], np.concatenate(shares)
+        return [_sent(answered[:, group], layout.cut) for group in range(groups)], np.concatenate(shares)
 
     def _read(self, query: bytes, layout: Layout) -> tuple[np.ndarray, np.ndarray]:
         """(a, b), each (blocks, n), of a group's query."""
@@ -325,7 +343,7 @@ class Matrix:
         summed = np.zeros((layout.groups, places, layout.packs * PACKED), np.uint64)
         for column in range(layout.wide):
             matrix = padded[..., column].reshape(layout.blocks * PACKED, -1)
-            found = times(left, matrix).reshape(layout.groups, places, -1)
+            found = times(left, matrix, self._cut).reshape(layout.groups, places, -1)
             # Multiplied by Y^(16 column).
             summed[:, column:] += found[:, : places - column]
             summed[:, :column] -= found[:, places - column :]
@@ -334,16 +352,69 @@ class Matrix:
         return whole.reshape(layout.packs, PACKED, layout.groups, layout.degree)
 
 
+@dataclass(frozen=True)
+class PairLayout(Layout):
+    """The `Layout` of X_i Y_j, of shares (rows, k) and (k, columns): `inner` is k times the digits of Y_j.
+
+    A share has 64 bits, and a ciphertext's noise grows with the entries it is multiplied by. So Y_j is cut into signed
+    digits, and X_i encrypted once for each, scaled accordingly. Because the result is scaled by 2^14 modulo 2^64, the
+    lowest SHARE_BITS of Y_j suffice.
+    """
+
+    cut: tuple[int, int] = PAIR_CUT_BITS
+    digits: int = 2
+
+    @classmethod
+    def of(cls, rows: int, inner: int, columns: int) -> PairLayout:
+        """With as few digits as the noise allows."""
+        layout = cls(rows, 2 * inner, columns)
+        return layout if layout.noise <= NOISE_BUDGET else cls(rows, 3 * inner, columns, digits=3)
+
+    @property
+    def digit_bits(self) -> int:
+        return -(-SHARE_BITS // self.digits)
+
+    @property
+    def noise(self) -> float:
+        """As `noise_of`, for entries that are uniform: 1.9 at GPT-2's Q K^T."""
+        met = 2.0**self.digit_bits * (self.inner * self.wide / 12) ** 0.5
+        return _noise(met, self.cut) * 2.0 ** -sum(PAIR_TRUNCATIONS)
+
+    @property
+    def scale_bits(self) -> int:
+        """Of X_i Y_j, whose entries have twice the fraction bits."""
+        return sum(PAIR_TRUNCATIONS) - PAIR_FRACTION_BITS
+
+    def encrypt(self, secret: SecretKey, share: np.ndarray) -> bytes:
+        """The query for the other party's `ShareMatrix`, of own rows (rows, k) of X."""
+        scaled = [share << np.uint64(digit * self.digit_bits) for digit in range(self.digits)]
+        return secret.encrypt(np.concatenate(scaled, 1), self, self.scale_bits)
+
+
+class ShareMatrix(Matrix):
+    """A party's share (k, m) of a secret matrix Y, as digits."""
+
+    _cut = FINE_LIMBS
+
+    def __init__(self, share: np.ndarray, layout: PairLayout) -> None:
+        rest, digits, half = share.view(np.int64), [], 1 << (layout.digit_bits - 1)
+        for _ in range(layout.digits):
+            digits.append(((rest + half) & (2 * half - 1)) - half)
+            rest = (rest - digits[-1]) >> layout.digit_bits
+        self._integers = np.concatenate(digits).astype(np.int32)
+
+
+@cache
 def _roots(powers: int, degree: int) -> np.ndarray:
     """Real and imaginary parts (n, powers), alternating, of the first powers of the roots of Y^n + 1."""
     values = spectrum(np.eye(powers, degree)).T
     return np.ascontiguousarray(np.stack([values.real, values.imag], 1).reshape(degree, powers))
 
 
-def _sent(halves: np.ndarray) -> bytes:
+def _sent(halves: np.ndarray, cuts: Sequence[int]) -> bytes:
     """The message of answers (2, packs, n) without their lowest bits."""
     found = []
-    for half, cut in zip(halves, CUT_BITS, strict=True):
+    for half, cut in zip(halves, cuts, strict=True):
         rounded = (half + np.uint64(1 << (cut - 1))) >> np.uint64(cut)
         found.append(rounded.astype("<u8").view(np.uint8).reshape(*half.shape, 8)[..., : 8 - cut // 8].tobytes())
     return b"".join(found)
@@ -352,7 +423,7 @@ def _sent(halves: np.ndarray) -> bytes:
 def _unpacked(answer: bytes, layout: Layout) -> Iterator[np.ndarray]:
     """(a, b), each (packs, n), of a group's answers."""
     at = 0
-    for cut in CUT_BITS:
+    for cut in layout.cut:
         width = 8 - cut // 8
         size = layout.packs * layout.degree * width
         half = np.zeros((layout.packs, layout.degree, 8), np.uint8)

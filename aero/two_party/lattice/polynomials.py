@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import hashlib
 import os
+from collections.abc import Sequence
 from decimal import Decimal, localcontext
 from functools import cache
 
@@ -17,7 +18,8 @@ DEVIATION = 3.2
 """Standard deviation of the noise, as in the homomorphic encryption standard."""
 LIMBS = (22, 21, 21)
 """Bits of the limbs of an element of 64 bits, lowest first."""
-_SHIFTS = (0, 22, 43)
+FINE_LIMBS = (16, 16, 16, 16)
+"""The same for multiplication by entries of 24 bits, for which larger limbs are not exact."""
 
 
 @cache
@@ -43,10 +45,10 @@ def inverse_spectrum(values: np.ndarray) -> np.ndarray:
     return nearest.astype(np.int64)
 
 
-def limbs(values: np.ndarray) -> list[np.ndarray]:
-    """Integers modulo 2^64 as three signed limbs, float64, from -2^21 to 2^21: limb_0 + 2^22 limb_1 + 2^43 limb_2."""
+def limbs(values: np.ndarray, cut: Sequence[int] = LIMBS) -> list[np.ndarray]:
+    """Integers modulo 2^64 as signed limbs, float64: with LIMBS limb_0 + 2^22 limb_1 + 2^43 limb_2, up to 2^21."""
     rest, found = values.astype(np.uint64).view(np.int64), []
-    for bits in LIMBS[:-1]:
+    for bits in cut[:-1]:
         # The sum may wrap at 2^63, as the ring does.
         low = ((rest + (1 << (bits - 1))) & ((1 << bits) - 1)) - (1 << (bits - 1))
         found.append(low.astype(np.float64))
@@ -54,15 +56,15 @@ def limbs(values: np.ndarray) -> list[np.ndarray]:
     return [*found, rest.astype(np.float64)]
 
 
-def from_limbs(parts: np.ndarray) -> np.ndarray:
+def from_limbs(parts: np.ndarray, cut: Sequence[int] = LIMBS) -> np.ndarray:
     """Integers modulo 2^64 from int64 limbs (3, …) of any size."""
     whole = parts.view(np.uint64)
-    return whole[0] + (whole[1] << np.uint64(_SHIFTS[1])) + (whole[2] << np.uint64(_SHIFTS[2]))
+    return sum(limb << np.uint64(sum(cut[:index])) for index, limb in enumerate(whole[1:], 1)) + whole[0]
 
 
-def limb_spectra(elements: np.ndarray) -> np.ndarray:
+def limb_spectra(elements: np.ndarray, cut: Sequence[int] = LIMBS) -> np.ndarray:
     """Spectra (3, …, n/2) of the limbs of elements (…, n) modulo 2^64."""
-    return np.stack([spectrum(limb) for limb in limbs(elements)])
+    return np.stack([spectrum(limb) for limb in limbs(elements, cut)])
 
 
 def times_small(elements: np.ndarray, small: np.ndarray) -> np.ndarray:

@@ -12,7 +12,8 @@ X_i = b_i 2^(f+4) + Y_i with one bit b_i. Then X = Y_0 + Y_1 if b_0 = b_1, else 
 Each party computes its own 2^-Y_i, and the bits are already shared by xor: one multiplication and two selections give
 the exponential, where SPU takes eight squarings.
 
-`lattice_query` and `lattice_product` are the protocols of `aero.two_party.lattice.lookup` and `matmul`.
+`lattice_query` is the protocol of `aero.two_party.lattice.lookup`; `lattice_product` and `shared_product` are those of
+`matmul`.
 
 `negative`: comparison. Shares of x modulo 2^64 are, modulo 2^32, shares of x if |x| < 2^31. A second SPU runtime
 compares these in a ring of 32 bits, with half of the digits and oblivious transfers.
@@ -174,7 +175,7 @@ def _lattice_product_of_a_share(
             party.send(party.kept[name].public_material)
         secret = party.kept[name]
         for span in layout.spans():
-            party.send(secret.encrypt(own[span], layout, party.fraction_bits))
+            party.send(secret.encrypt(own[span], layout, matmul.RESULT_BITS - party.fraction_bits))
         found = [
             secret.decrypt(party.receive(layout.answer_bytes), layout, span.stop - span.start)
             for span in layout.spans()
@@ -188,6 +189,53 @@ def _lattice_product_of_a_share(
     for answer in answers:
         party.send(answer)
     return ((product + masked).ravel(),)
+
+
+def shared_product(x: Array, y: Array) -> Array:
+    """2^32 x y, of two secrets (H, rows, k) and (H, k, m)."""
+    return on_shares.bind(x, y, step="shared_product")[0]
+
+
+def _shared_product_of_shares(
+    party: StepContext, x: np.ndarray, y: np.ndarray, shapes: Sequence[Shape]
+) -> tuple[np.ndarray, ...]:
+    """Each party multiplies its shares, and sends its share of x, encrypted, for the other to multiply by its of y.
+
+    In the first such step of a session both also send their public material.
+    """
+    if party.ring != "FM64" or party.fraction_bits != matmul.PAIR_FRACTION_BITS:
+        raise UserError(
+            f"lattice attention needs the ring FM64 and {matmul.PAIR_FRACTION_BITS} fraction bits, not {party.ring} "
+            f"and {party.fraction_bits}; compute without it (a program without lattice_attention)"
+        )
+    (heads, rows, inner), (*_, columns) = shapes
+    x, y, name = x.reshape(shapes[0]), y.reshape(shapes[1]), "shared_product"
+    if name not in party.kept:
+        own = matmul.SecretKey()
+        party.send(own.public_material)
+        party.kept[name] = own, matmul.PublicMaterial(party.receive(matmul.PublicMaterial.size()))
+    secret, public = party.kept[name]
+    layout = matmul.PairLayout.of(rows, inner, columns)
+    spans = list(layout.spans())
+    party.send(b"".join(layout.encrypt(secret, head[span]) for head in x for span in spans))
+    found = (x @ y) << np.uint64(layout.scale_bits)
+    queries = _pieces(party.receive(heads * layout.groups * layout.query_bytes), layout.query_bytes)
+    answers: list[bytes] = []
+    for head in range(heads):
+        asked = queries[head * layout.groups : (head + 1) * layout.groups]
+        answered, masked = matmul.ShareMatrix(y[head], layout).answer(public, asked, layout)
+        answers += answered
+        found[head] += masked
+    party.send(b"".join(answers))
+    answers = _pieces(party.receive(heads * layout.groups * layout.answer_bytes), layout.answer_bytes)
+    for index, answer in enumerate(answers):
+        span = spans[index % layout.groups]
+        found[index // layout.groups, span] += secret.decrypt(answer, layout, span.stop - span.start)
+    return (found.ravel(),)
+
+
+def _pieces(message: bytes, size: int) -> list[bytes]:
+    return [message[low : low + size] for low in range(0, len(message), size)]
 
 
 def unmasked(masked: Array, product: Array) -> Array:
@@ -228,7 +276,8 @@ class Step:
 
     of_shares: from the party's context and its share of every input as ring elements (n,), its share of every result.
     prepare: for steps whose last input is the server's own: preprocesses it once (None at the client), and may exchange
-    a few bytes, which no profile counts; `of_shares` then takes that value, and the shapes of all inputs last.
+    a few bytes, which no profile counts; `of_shares` then takes that value. shaped: `of_shares` takes the shapes of all
+    inputs last.
     in_the_clear: with `prepare`; the other inputs are some party's own too, and are passed in the clear.
     """
 
@@ -236,6 +285,7 @@ class Step:
     of_shares: Callable[..., tuple[np.ndarray, ...]]
     owners: tuple[int | None, ...] = (None,)
     prepare: Callable[[StepContext, np.ndarray | None], Any] | None = None
+    shaped: bool = False
     in_the_clear: bool = False
 
 
@@ -250,12 +300,17 @@ STEPS = {
         _lattice_query_of_a_party,
         (CLIENT, SERVER, None),
         _lattice_table,
+        shaped=True,
         in_the_clear=True,
     ),
     "lattice_product": Step(
         lambda x, matrix: (2.0**matmul.RESULT_BITS * (x @ matrix),),
         _lattice_product_of_a_share,
         prepare=_lattice_matrix,
+        shaped=True,
+    ),
+    "shared_product": Step(
+        lambda x, y: (2.0 ** sum(matmul.PAIR_TRUNCATIONS) * (x @ y),), _shared_product_of_shares, shaped=True
     ),
     "unmasked": Step(lambda masked, product: (masked,), lambda party, masked, product: (masked - product,)),
     "negative": Step(lambda x: (x < 0.0,), lambda party, share: (party.narrow_sign(share & np.uint64(0xFFFFFFFF)),)),

@@ -33,6 +33,7 @@ from jax import Array
 from torch import Tensor
 
 from aero.model import GPT
+from aero.two_party.lattice.matmul import PAIR_TRUNCATIONS
 from aero.two_party.lattice.share_steps import SQUARINGS, on_shares
 from aero.two_party.program.forward import forward, prefix_past
 from aero.two_party.program.inputs import at_positions
@@ -53,7 +54,15 @@ WORST = 4
 NARROW_MARGIN = 2.0
 LATTICE_SHARE = 2.0**-12
 """Of the limit of SPU's multiplication, what `lattice_products` holds (tests/two_party/test_fixed_point.py)."""
-OF_SMALLER_RANGE = ("lattice_products", "bounded_reciprocals", "narrow_comparisons", "fewer_squarings")
+PAIR_SHARE = 2.0 ** -PAIR_TRUNCATIONS[1]
+"""The same for `lattice_attention`."""
+OF_SMALLER_RANGE = (
+    "lattice_products",
+    "lattice_attention",
+    "bounded_reciprocals",
+    "narrow_comparisons",
+    "fewer_squarings",
+)
 LIMITED = {
     **{"rsqrt": ("rsqrt", 0), "sqrt": ("rsqrt", 0), "div": ("div", 1), "exp": ("exp", 0), "exp2": ("exp", 0)},
     **{"negative": ("negative", 0), "exponential": ("squarings", 0)},
@@ -226,7 +235,8 @@ def farthest(model: GPT, program: str, settings: Settings, prefix: Sequence[int]
 @torch.no_grad()
 def bounds(model: GPT) -> dict[str, float] | None:
     """Bounds that hold for every prompt, from the weights alone: "residual", the norm of a row of the residual stream;
-    "ffn", that of the FFN's first result; "logits", the largest attention logit. None for a He & Hofmann model.
+    "ffn", that of the FFN's first result; "logits", the largest attention logit; "values", that of a head's row of V.
+    None for a He & Hofmann model.
 
     A row of the softmax averages values; a row after a norm has a length of at most sqrt(d) before gain and bias. SiLU
     is at most as large as its argument.
@@ -254,7 +264,7 @@ def bounds(model: GPT) -> dict[str, float] | None:
     scale = config.width**0.5 if config.embedding_scale else 1.0
     kv_heads = config.kv_heads or config.heads
     residual = scale * rows("token_embedding.weight") + rows("position_embedding.weight")
-    largest, ffn, logits = residual, 0.0, 0.0
+    largest, ffn, logits, values = residual, 0.0, 0.0, 0.0
     slope = max(1.0, float(state["leaky_slopes"].abs().max())) if "leaky_slopes" in state else 1.0
     for index in range(config.layers):
         block = f"blocks.{index}."
@@ -266,6 +276,7 @@ def bounds(model: GPT) -> dict[str, float] | None:
         )
         temperature = state.get(f"{block}attention.temperature", torch.ones(1)).abs().amin(-1)
         logits = max(logits, float((query * key / temperature).max()) / (config.width / config.heads) ** 0.5)
+        values = max(values, float(value.max()))
         attended = float(linear(f"{block}attention.output", float(value.norm())))
         before, residual = residual, residual + attended
         if index < architecture.ffn_layers(config.layers):
@@ -283,7 +294,7 @@ def bounds(model: GPT) -> dict[str, float] | None:
             largest = max(largest, residual)
             residual = beta * read + out / alpha + (attended if config.parallel_residual else 0.0)
         largest = max(largest, residual)
-    return {"residual": largest, "ffn": ffn, "logits": logits}
+    return {"residual": largest, "ffn": ffn, "logits": logits, "values": values}
 
 
 def not_bounded(model: GPT, program: str, settings: Settings) -> list[str]:
@@ -296,7 +307,8 @@ def not_bounded(model: GPT, program: str, settings: Settings) -> list[str]:
     if "narrow_comparisons" in optimizations:
         product = min(product, most["negative"])
     variance = most["negative" if "bounded_reciprocals" in optimizations else "rsqrt"]
-    residual, ffn, logits = found["residual"], found["ffn"], found["logits"]
+    residual, ffn, logits, values = (found[name] for name in ("residual", "ffn", "logits", "values"))
+    pair = most["product"] * (PAIR_SHARE if "lattice_attention" in optimizations else 1.0)
     normed = model.architecture.layer_norm or model.config.ln_f
     # GELU cubes its argument; LayerNorm squares the centred row and takes the root of its variance.
     inside = {
@@ -304,8 +316,10 @@ def not_bounded(model: GPT, program: str, settings: Settings) -> list[str]:
         and not (normed and (residual**2 >= most["product"] or residual**2 / model.config.width >= variance)),
         "feed-forward activations": ffn < product
         and not (model.architecture.ffn == "gelu" and (ffn + GELU_TAIL) ** 3 >= most["product"]),
-        "attention logits": logits < product
+        "attention logits": logits < min(product, pair)
         and 2 * logits < (most["squarings"] if "fewer_squarings" in optimizations else most["exp"]),
+        # Row sums of exponentials are at most T, and divide the sum later.
+        "attention outputs": values * model.config.context < pair,
     }
     return [name for name, fits in inside.items() if not fits]
 

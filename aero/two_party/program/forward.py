@@ -216,7 +216,8 @@ class _Pass:
         """ "scores" or "mix" of x (H, rows, ...) and keys or values (G, T, d_k): the rows of the H / G heads of queries
         that share keys are rows of one matrix."""
         heads, rows, width = x.shape
-        y = self.run(kind, x.reshape(of_keys.shape[0], -1, width), of_keys)
+        outside = {"lattice": 1} if self.has("lattice_attention") and rows > 1 else {}
+        y = self.run(kind, x.reshape(of_keys.shape[0], -1, width), of_keys, **outside)
         return y.reshape(heads, rows, -1)
 
     def positioned(self, layer: Layer, query: Array, key: Array) -> tuple[Array, Array]:
@@ -311,14 +312,14 @@ class _Pass:
         n = x if layer.ln_1 is None else self.norm(layer.ln_1, x)
         tokens = n.shape[0]
         query, key = (self.split(m) for m in self.query_key_value(layer, n, False))
-        shaped = self.probabilities(self.run("scores", query, key))
+        shaped = self.probabilities(self.by_group("scores", query, key))
         if layer.shape is not None:
             shaped = shaped + layer.shape[:, :tokens, :tokens]
         else:
             public = layer.shape_a * np.eye(tokens, dtype=np.float32) - layer.shape_g * causal_average(tokens)
             shaped = self.run("scale", shaped, layer.shape_b) + public
         value = n if layer.value is None else self.affine(n, layer.value)
-        attended = _merge(self.run("mix", shaped, self.split(value)))
+        attended = _merge(self.by_group("mix", shaped, self.split(value)))
         if layer.fused is not None:
             return attended + self.affine(n, layer.fused)
         if layer.up is not None:

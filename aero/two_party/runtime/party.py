@@ -263,18 +263,19 @@ class Party:
         context = self._step_context(messages, runs)
         prepared, start = self._prepare(part), time.monotonic()
         shapes = [self._held[name].shape for name in part.inputs]
+        last = (*(() if step.prepare is None else (prepared,)), *((shapes,) if step.shaped else ()))
         if step.in_the_clear:
-            results = step.of_shares(context, *(self._clear[name] for name in part.inputs[:-1]), prepared, shapes)
+            results = step.of_shares(context, *(self._clear[name] for name in part.inputs[:-1]), *last)
         else:
             if FIELD_BITS[self.settings.field] > 64:
                 raise TwoPartyError(
                     f"the step {part.step} computes on shares of at most 64 bits, not on {self.settings.field}; "
                     "use FM64, or a program without split_exponential, narrow_comparisons, fewer_squarings, "
-                    "lattice_lookup and lattice_products"
+                    "lattice_lookup, lattice_products and lattice_attention"
                 )
             secrets = part.inputs if step.prepare is None else part.inputs[:-1]
             shares = [ring_elements(self._engine.runtime.get_var(name), "AShr") for name in secrets]
-            results = step.of_shares(context, *shares, *(() if step.prepare is None else (prepared, shapes)))
+            results = step.of_shares(context, *shares, *last)
         for output, values, (shape, dtype), owner in zip(part.outputs, results, part.types, step.owners, strict=True):
             owner = owner if self.settings.colocated else None
             self._engine.runtime.set_var(output, share_of(values, shape, dtype, owner, self.settings.field))

@@ -87,9 +87,8 @@ def measure_bytes(parameters: Parameters, context: int) -> None:
     for (row, program), counts in wanted.items():
         parts = [(count, ledger.find(measured, operation)) for operation, count in counts.items()]
         sent = sum(count * part.bytes for count, part in parts) + ledger.session_setup(part for _, part in parts)
-        seconds = sum(count * part.seconds for count, part in parts)
-        lines.append({"architecture": row, "program": program, "bytes": f"{sent:.0f}", "seconds": f"{seconds:.1f}"})
-    write_lines(FOLDER / "savings.csv", ("architecture", "program", "bytes", "seconds"), lines)
+        lines.append({"architecture": row, "program": program, "bytes": f"{sent:.0f}"})
+    write_lines(FOLDER / "savings.csv", ("architecture", "program", "bytes"), lines)
     print(f"{len(lines)} rows: {FOLDER / 'savings.csv'}")
 
 

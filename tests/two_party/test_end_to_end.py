@@ -27,7 +27,7 @@ BIASES = {"qk_bias": True, "vo_bias": True, "ffn_bias": True}
 # The fast ones and those of test_generation.py cover every kind of norm and attention, and of FFN but the leaky ReLU.
 # A checkpoint answers in test_isolation.py.
 FAST = (
-    ("SM+LN+SNorm(QKVO+FFN)", "tuned+lattice_attention", {}),
+    ("SM+LN+SNorm(QKVO+FFN)", "tuned-row_tiles+lattice_attention", {}),
     ("SM+LN+G", "tuned", {"layers": 1}),
     ("SOTA(SM+ScFuFFN)", "as_written", {}),
 )

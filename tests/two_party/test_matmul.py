@@ -99,27 +99,27 @@ def test_a_packed_ciphertext_holds_the_wanted_coefficients_of_all():
             assert 0 < np.abs(off).max() < 2**26
 
 
+def answered_and_decrypted(secret, layout, matrix, encrypt, own):
+    """Both parties' shares of own times the other party's matrix, added up."""
+    spans, public = list(layout.spans()), lattice.PublicMaterial(secret.public_material)
+    queries = [encrypt(own[span]) for span in spans]
+    answers, masks = matrix.answer(public, queries, layout)
+    assert {len(query) for query in queries} == {layout.query_bytes} and len(queries) == layout.groups
+    assert {len(answer) for answer in answers} == {layout.answer_bytes}
+    decrypted = [secret.decrypt(a, layout, s.stop - s.start) for a, s in zip(answers, spans, strict=True)]
+    return np.concatenate(decrypted) + masks
+
+
 @pytest.mark.parametrize(("rows", "inner", "columns"), [(128, 40, 50), (129, 48, 300), (12, 16, 16), (2, 5, 1)])
 def test_shares_of_the_result_are_those_of_integers(rows, inner, columns):
     """Within six predicted standard deviations of the noise, for sizes that need padding."""
-    generator = np.random.default_rng(rows)
-    layout = lattice.Layout(rows, inner, columns)
-    secret = lattice.SecretKey()
-    public = lattice.PublicMaterial(secret.public_material)
-    weights = (0.3 * generator.standard_normal((inner, columns))).astype(np.float32)
-    matrix = lattice.Matrix(weights, 18)
-    own, other = uniform(5, rows, inner), uniform(6, rows, inner)
+    layout, secret = lattice.Layout(rows, inner, columns), lattice.SecretKey()
+    weights = (0.3 * np.random.default_rng(rows).standard_normal((inner, columns))).astype(np.float32)
+    matrix, own, other = lattice.Matrix(weights, 18), uniform(5, rows, inner), uniform(6, rows, inner)
     own[0], other[-1] = RING - 1, RING // 2
-    queries = [secret.encrypt(own[span], layout, lattice.RESULT_BITS - 18) for span in layout.spans()]
-    assert {len(query) for query in queries} == {layout.query_bytes} and len(queries) == layout.groups
-    answers, masks = matrix.answer(public, queries, layout)
-    assert {len(answer) for answer in answers} == {layout.answer_bytes}
-    spans = list(layout.spans())
-    decrypted = [secret.decrypt(a, layout, s.stop - s.start) for a, s in zip(answers, spans, strict=True)]
-    found = np.concatenate(decrypted) + masks + matrix.times_own(other)
+    crossed = answered_and_decrypted(secret, layout, matrix, lambda share: secret.encrypt(share, layout, 28 - 18), own)
     whole = (own + other).astype(object) @ np.rint(weights.astype(np.float64) / STEP).astype(np.int64).astype(object)
-    expected = np.array(whole * 2**10 % RING, np.uint64)
-    off = signed(found - expected) / 2.0**28
+    off = signed(crossed + matrix.times_own(other) - np.array(whole * 2**10 % RING, np.uint64)) / 2.0**28
     said = lattice.noise_of(weights, 18, layout.wide)
     assert np.abs(off).max() < 6 * said < 3
     if off.size > 1000:
@@ -129,15 +129,12 @@ def test_shares_of_the_result_are_those_of_integers(rows, inner, columns):
 
 @pytest.mark.parametrize(("rows", "inner", "columns"), [(128, 64, 128), (129, 24, 300), (20, 400, 70)])
 def test_shares_of_a_product_of_shares_are_those_of_integers(rows, inner, columns):
-    """Modulo 2^64, of which 32 bits are dropped later, within six predicted standard deviations of the noise."""
     layout, secret = lattice.PairLayout.of(rows, inner, columns), lattice.SecretKey()
-    public, spans = lattice.PublicMaterial(secret.public_material), list(layout.spans())
     own, other = uniform(5, rows, inner), uniform(6, inner, columns)
     own[0], other[-1] = RING - 1, RING // 2
-    queries = [layout.encrypt(secret, own[span]) for span in spans]
-    answers, masks = lattice.ShareMatrix(other, layout).answer(public, queries, layout)
-    decrypted = [secret.decrypt(a, layout, s.stop - s.start) for a, s in zip(answers, spans, strict=True)]
-    off = signed(np.concatenate(decrypted) + masks - (own @ other << np.uint64(14))) / 2.0**32
+    matrix = lattice.ShareMatrix(other, layout)
+    crossed = answered_and_decrypted(secret, layout, matrix, lambda share: layout.encrypt(secret, share), own)
+    off = signed(crossed - (own @ other << np.uint64(14))) / 2.0**32
     assert np.abs(off).max() < 6 * layout.noise < 24 and layout.digits == (3 if inner == 400 else 2)
     assert off.std() == pytest.approx(layout.noise, rel=0.25)
 
@@ -160,10 +157,8 @@ def hidden():
     """Two answers to one and the same queries: 2 groups, 3 packs, and places in a ciphertext that hold no entry."""
     layout, secret = lattice.Layout(200, 32, 90), lattice.SecretKey()
     assert layout.groups == 2 and layout.packs == 3 and layout.height * layout.wide * 16 < lattice.DEGREE
-    public, matrix = (
-        lattice.PublicMaterial(secret.public_material),
-        lattice.Matrix(np.full((32, 90), 0.1, np.float32), 18),
-    )
+    public = lattice.PublicMaterial(secret.public_material)
+    matrix = lattice.Matrix(np.full((32, 90), 0.1, np.float32), 18)
     queries = [secret.encrypt(np.zeros((100, 32), np.uint64), layout, lattice.RESULT_BITS - 18) for _ in range(2)]
     return layout, public, queries, [answered(layout, public, matrix, queries) for _ in range(2)]
 

@@ -23,6 +23,7 @@ from stages import two_party_all
 
 ROOT = Path(__file__).resolve().parents[2]
 LINEAR = Operation("linear", ((16, 32), (32, 8)))
+OUTSIDE = (("lattice", 1),)
 RELU = Operation("relu", ((16, 64),))
 MIX = Operation("mix", ((2, 8, 8), (2, 8, 4)))
 
@@ -32,7 +33,7 @@ def test_bytes_scale_with_the_elements_and_set_up_is_that_of_the_protocols():
     twice, narrow = Operation("relu", ((32, 64),)), Operation("relu", ((16, 64),), (("narrow", 1),))
     outside = Operation("lattice_linear", ((16, 32), (32, 8)))
     few = Operation("softmax_plain", ((1, 16, 16),), (("few", 1),))
-    pair = Operation("scores", ((1, 16, 8), (1, 16, 8)), (("lattice", 1),))
+    pair = Operation("scores", ((1, 16, 8), (1, 16, 8)), OUTSIDE)
     rows = measure([RELU, LINEAR, twice, RELU, narrow, outside, few, pair], "made", 16, "fm64", Settings())
     assert [row.op for row in rows[:3]] == ["relu", "linear", "relu"] and len(rows) == 7
     relu, linear, double, compared, product, squared, shared = rows
@@ -60,10 +61,7 @@ def test_rounds_are_those_of_the_protocol():
         (Operation("scale", ((12, 128, 128), (12, 1, 1))), Operation("scale", ((2, 128, 128), (2, 1, 1)))),
         (Operation("softmax_plain", ((12, 512, 512),)), Operation("softmax_plain", ((1, 64, 512),))),
         (Operation("linear", ((128, 768), (768, 768))), Operation("linear", ((8, 64), (64, 64)))),
-        (
-            Operation("mix", ((12, 9, 64),) * 2, (("lattice", 1),)),
-            Operation("mix", ((1, 8, 8),) * 2, (("lattice", 1),)),
-        ),
+        (Operation("mix", ((9, 9, 9),) * 2, OUTSIDE), Operation("mix", ((1, 8, 8),) * 2, OUTSIDE)),
     ],
 )
 def test_a_smaller_operation_keeps_the_protocol(whole, small):

@@ -100,7 +100,7 @@ def run():
     return client, server, relay, asked
 
 
-def test_results_equal_numpy_within_the_fixed_point(run):
+def test_results_equal_numpy_within_the_fixed_point_and_only_the_named_party_learns_them(run):
     client, server, _, _ = run
     assert np.abs(client["relu"] - np.maximum(X, 0)).max() <= 4 * STEP
     # Each factor is off by up to one step, the sum's truncation by two more.
@@ -110,10 +110,6 @@ def test_results_equal_numpy_within_the_fixed_point(run):
     assert np.abs(client["relu of sum"] - np.maximum(X + Y, 0)).max() <= 4 * STEP
     assert client["count"].dtype == np.int32 and (client["count"] == (X > 0).sum(1)).all()
     assert np.abs(server["sum at the server"] - (X + Y)).max() <= 2 * STEP
-
-
-def test_only_the_named_party_learns_a_result(run):
-    client, server, _, _ = run
     assert all(server[name] is None for name in ("relu", "xw", "sum", "count"))
     assert client["sum at the server"] is None
 
@@ -229,7 +225,7 @@ def faulty(party, own):
         elif how == "silent":
             time.sleep(60)
         elif how == "wrong input":
-            raise ValueError("checkpoint broken.safetensors cannot be read; train it again")
+            raise ValueError("broken.safetensors cannot be read; train it again")
         elif how == "defect":
             return 1 / 0
     party.put("other" if (how, party.rank) == ("out of step", SERVER) else "again", x, (2, 2), from_rank=CLIENT)
@@ -261,13 +257,7 @@ def gone(folder, within_s=0.0):
         ("killed", TwoPartyError, r"^the server process ended by signal 9 \(SIGKILL\) while running", 30, 2),
         ("crashed in the link", TwoPartyError, r"^server: the client is gone or sent nothing for 30 s; .*1008", 30, 4),
         ("silent", TwoPartyError, r"^client: .*the server is gone or sent nothing for 8 s; .*receive_timeout_s", 8, 12),
-        (
-            "wrong input",
-            TwoPartyError,
-            r"^server: checkpoint broken.safetensors cannot be read; train it again$",
-            30,
-            2,
-        ),
+        ("wrong input", TwoPartyError, r"^server: broken.safetensors cannot be read; train it again$", 30, 2),
         ("defect", RuntimeError, r"(?s)the server's task failed:.*ZeroDivisionError", 30, 2),
         ("out of step", TwoPartyError, r"^server: waiting for the share of other, .*do both parties run", 30, 2),
     ],

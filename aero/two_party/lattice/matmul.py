@@ -1,4 +1,5 @@
-"""Multiplication of a secret-shared matrix by the server's matrix: the arithmetic of `lattice_products`.
+"""Multiplication of a shared matrix by the server's matrix or by a shared one: the arithmetic of `lattice_products` and
+`lattice_attention`.
 
 X (T, k) is shared, X = X_0 + X_1 modulo 2^64, and W (k, m) is the server's, both integers of the fixed point. n is the
 degree of the ring R = Z[Y] / (Y^n + 1); ciphertexts are RLWE pairs (a, b), b + a s = message + noise, modulo q = 2^64.
@@ -17,6 +18,9 @@ Here q is a power of two like the ring of the shares, so nothing is rescaled; su
 multiplications of floats at the n / 2 complex roots (limbs of 21 and 22 bits, exact). The noise reaches the lowest bits
 of a result, which fixed point truncates; that allows n = 4,096. A result is scaled by 2^28 (`RESULT_BITS`) over fixed
 point, with the noise of `noise_of`.
+
+If W is secret too, W = Y_0 + Y_1, each party multiplies its own shares, X_0 Y_0 or X_1 Y_1, and answers the other's query
+by its share Y_j. Shares are too large for q = 2^64, so they are cut into digits (`PairLayout`).
 
 docs/lattice.md argues what each party learns. The `a` half of an answer is a combination by W of the client's own
 public elements; the server adds a fresh encryption of zero to hide it.

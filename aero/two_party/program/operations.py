@@ -77,20 +77,25 @@ def _truncated(x: Array, bits: tuple[int, ...]) -> Array:
     return x
 
 
+def _product(x: Array, y: Array) -> Array:
+    """x y. SPU would multiply by a later factor before it truncates, and overflow, were the result not set `apart`."""
+    return share_steps.apart(_truncated(share_steps.shared_product(x, y), matmul.PAIR_TRUNCATIONS))
+
+
 def scores(query: Array, key: Array, lattice: int = 0) -> Array:
     """Q K^T: (H, rows, d_k), (H, columns, d_k) -> (H, rows, columns).
 
     lattice: outside SPU, which truncates the 32 bits by which the result is scaled up.
     """
     if lattice:
-        return _truncated(share_steps.shared_product(query, jnp.swapaxes(key, 1, 2)), matmul.PAIR_TRUNCATIONS)
+        return _product(query, jnp.swapaxes(key, 1, 2))
     return jnp.einsum("hqd,hkd->hqk", query, key)
 
 
 def mix(probabilities: Array, value: Array, lattice: int = 0) -> Array:
     """P V: (H, rows, columns), (H, columns, d_k) -> (H, rows, d_k). lattice: as of `scores`."""
     if lattice:
-        return _truncated(share_steps.shared_product(probabilities, value), matmul.PAIR_TRUNCATIONS)
+        return _product(probabilities, value)
     return jnp.einsum("hqk,hkd->hqd", probabilities, value)
 
 

@@ -19,8 +19,8 @@ multiplications of floats at the n / 2 complex roots (limbs of 21 and 22 bits, e
 of a result, which fixed point truncates; that allows n = 4,096. A result is scaled by 2^28 (`RESULT_BITS`) over fixed
 point, with the noise of `noise_of`.
 
-If W is secret too, W = Y_0 + Y_1, each party multiplies its own shares, X_0 Y_0 or X_1 Y_1, and answers the other's query
-by its share Y_j. Shares are too large for q = 2^64, so they are cut into digits (`PairLayout`).
+If W is secret too, W = Y_0 + Y_1, each party multiplies its own shares, X_0 Y_0 or X_1 Y_1, and answers the other's
+query by its share Y_j. Shares are too large for q = 2^64, so they are cut into digits (`PairLayout`).
 
 docs/lattice.md argues what each party learns. The `a` half of an answer is a combination by W of the client's own
 public elements; the server adds a fresh encryption of zero to hide it.

@@ -217,9 +217,10 @@ def test_limits_by_hand():
 
 def test_lattice_multiplication_has_a_smaller_range():
     """The limit that two processes show in test_matmul.py."""
-    for share, right in ((0.99, True), (1.01, False)):
-        _, seen = watched("lattice_linear", (jnp.full((2, 2), share * 2.0**14 / 2), jnp.ones((2, 2))), {})
-        assert all(value < LIMITS[limit] for limit, value in seen) is right
+    for kind, most, lead, constants in (("lattice_linear", 2.0**14, (), {}), ("mix", 2.0**10, (1,), {"lattice": 1})):
+        for share, right in ((0.99, True), (1.01, False)):
+            _, seen = watched(kind, (jnp.full((*lead, 2, 2), share * most / 2), jnp.ones((*lead, 2, 2))), constants)
+            assert all(value < LIMITS[limit] for limit, value in seen) is right
 
 
 def test_a_model_beyond_the_lattice_range_is_computed_within_spu():
@@ -231,6 +232,7 @@ def test_a_model_beyond_the_lattice_range_is_computed_within_spu():
     found = farthest(model, "tuned", Settings())
     assert found.what.startswith("lattice_linear") and found.value > found.limit
     assert fitting(model, "tuned@1", Settings()) == "tuned-lattice_products@1"
+    assert fitting(model, "tuned+lattice_attention-last_row@1", Settings()) == "tuned-lattice_products-last_row@1"
     assert fitting(model, "as_written", Settings()) == "as_written"
     assert fitting(model, "tuned+narrow_comparisons@1", Settings()) == "tuned-lattice_products+narrow_comparisons@1"
     with pytest.raises(TwoPartyError, match="do not fit"):

@@ -140,8 +140,7 @@ def test_shares_of_a_product_of_shares_are_those_of_integers(rows, inner, column
 
 
 def test_queries_do_not_repeat():
-    layout, secret = lattice.Layout(128, 32, 32), lattice.SecretKey()
-    share = np.zeros((128, 32), np.uint64)
+    layout, secret, share = lattice.Layout(128, 32, 32), lattice.SecretKey(), np.zeros((128, 32), np.uint64)
     words = [np.frombuffer(secret.encrypt(share, layout, lattice.RESULT_BITS - 18)[32:], "<u8") for _ in range(2)]
     assert (words[0] != words[1]).mean() > 0.999 and len(np.unique(np.concatenate(words))) > 0.999 * 2 * len(words[0])
 
@@ -268,12 +267,11 @@ def large_product(who, kind, share):
     lead, constants = ((1,), (("lattice", 1),)) if secrets else ((), ())
     operation = Operation(kind, ((*lead, ROWS, INNER), (*lead, INNER, COLUMNS)), constants)
     for name, entries, rank in (
-        ("x", np.full((ROWS, INNER), 2 * share * LIMITS[kind], np.float32), CLIENT),
-        ("w", 0.5 * np.eye(INNER, COLUMNS, dtype=np.float32), SERVER),
+        ("x", np.full((*lead, ROWS, INNER), 2 * share * LIMITS[kind], np.float32), CLIENT),
+        ("w", 0.5 * np.eye(INNER, COLUMNS, dtype=np.float32).reshape(*lead, INNER, COLUMNS), SERVER),
     ):
         held, owner = (entries if who.rank == rank else None), (SERVER if rank == SERVER and not secrets else None)
-        shape = (*lead, *entries.shape)
-        who.put(name, None if held is None else held.reshape(shape), shape, owner=owner, from_rank=rank)
+        who.put(name, held, entries.shape, owner=owner, from_rank=rank)
     who.run(operation.function(), ["x", "w"], ["y"])
     return who.reveal("y", to=CLIENT)
 

@@ -101,7 +101,8 @@ def echoed(door, size):
 @pytest.mark.parametrize("host", ["127.0.0.1", "[::1]"])
 @pytest.mark.parametrize("secure", [True, False])
 def test_connections_of_both_sides_pass_unchanged_and_the_end_is_agreed(folders, secure, host):
-    if host == "[::1]" and not Path("/proc/net/if_inet6").exists():
+    known = "".join(file.read_text() for file in Path("/proc/net").glob("if_inet6"))
+    if host == "[::1]" and f"{1:032x}" not in known:
         pytest.skip("no IPv6 here")
     contexts = [context(folders[0], role) for role in ("server", "client")]
     server, client = joined(*(contexts if secure else ()), at=f"{host}:0")
@@ -158,8 +159,7 @@ def test_a_peer_that_was_done_before_it_left_is_no_failure_unless_it_gave_up(end
     client.send({"done": True})
     getattr(client, end)()
     assert failure(server)
-    gave_up = pytest.raises(TwoPartyError, match="gave up on")
-    with contextlib.nullcontext() if end == "close" else gave_up:
+    with contextlib.nullcontext() if end == "close" else pytest.raises(TwoPartyError, match="gave up on"):
         server.finish()
 
 

@@ -191,15 +191,19 @@ def filled(new: Measurement, earlier: Measurement | None) -> Measurement:
     return replace(new, **{name: getattr(earlier, name) for name in lacking})
 
 
+OWN_PROTOCOLS = ("lattice_linear", "lattice=1", "narrow=1", "few=1")
+"""What the names of all operations contain that use a protocol with keys or oblivious transfers of its own: lattice
+multiplication by the server's matrix and of two shared matrices, comparison in 32 bits, fewer squarings."""
+
+
 def session_setup(parts: Iterable[Measurement]) -> float:
     """Set-up bytes of one session of `parts`; 0 without parts.
 
-    The largest set-up of SPU's usual protocols, plus the extra set-up of every protocol with keys of its own: lattice
-    multiplications, comparisons in 32 bits, exponentials by fewer squarings.
+    The largest set-up of SPU's usual protocols, plus the extra set-up of each of OWN_PROTOCOLS.
     """
     most: dict[frozenset[str], float] = {}
     for one in parts:
-        own = frozenset(name for name in ("lattice_linear", "lattice=1", "narrow=1", "few=1") if name in one.op)
+        own = frozenset(name for name in OWN_PROTOCOLS if name in one.op)
         most[own] = max(most.get(own, 0.0), one.setup_bytes)
     usual = most.pop(frozenset(), None)
     if usual is None:

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 
 from aero import records
-from aero.two_party.cost.ledger import Measurement, as_json
+from aero.two_party.cost.ledger import OWN_PROTOCOLS, Measurement, as_json
 from aero.two_party.cost.packing import MATRICES
 from aero.two_party.program.operations import SHARED, Operation
 from aero.two_party.program.optimizations import parse_program
@@ -32,14 +32,19 @@ WARM_UP = (
     Operation("embedding_slice", ((8, 8), (8, 8))),
     Operation("normalise", ((8, 8),)),
 )
-OWN_KEYS = {
-    "lattice_linear": Operation("lattice_linear", ((8, 8), (8, 8))),
-    "lattice=1": Operation("scores", ((1, 8, 8), (1, 8, 8)), (("lattice", 1),)),
-    "narrow=1": Operation("relu", ((8, 8),), (("narrow", 1),)),
-    "few=1": Operation("softmax_plain", ((1, 8, 8),), (("few", 1),)),
-}
-"""One operation of each protocol with keys or oblivious transfers of its own, by what the names of all its operations
-contain. They are run only where such an operation is."""
+OWN_KEYS = dict(
+    zip(
+        OWN_PROTOCOLS,
+        (
+            Operation("lattice_linear", ((8, 8), (8, 8))),
+            Operation("scores", ((1, 8, 8), (1, 8, 8)), (("lattice", 1),)),
+            Operation("relu", ((8, 8),), (("narrow", 1),)),
+            Operation("softmax_plain", ((1, 8, 8),), (("few", 1),)),
+        ),
+        strict=True,
+    )
+)
+"""One operation of each of these protocols. They are run only where such an operation is."""
 DELAY_S = 0.020
 REFILL_MESSAGES = 1000
 REFILL_MATTERS = 60_000_000

@@ -148,7 +148,7 @@ def _power(level: int, degree: int) -> int:
 
 
 class SecretKey:
-    """The client's secret key for one session, and the public material for the server."""
+    """A party's secret key for one session, and the public material for the other party."""
 
     def __init__(self, degree: int = DEGREE) -> None:
         self._degree = degree
@@ -169,7 +169,10 @@ class SecretKey:
         return noise - times_small(limb_spectra(elements), self._spectrum)
 
     def encrypt(self, share: np.ndarray, layout: Layout, scale_bits: int) -> bytes:
-        """The query message for a group of rows (up to `height`, inner) uint64 of the client's share of X, scaled."""
+        """The query message for a group of rows (up to `height`, inner) uint64 of the own share of X.
+
+        scale_bits: the result is 2^scale_bits times the product with the other party's integers.
+        """
         seed = os.urandom(SEED)
         query = self._masks(uniform(seed, "query", layout.blocks, self._degree))
         padded = np.zeros((layout.height, layout.blocks * PACKED), np.uint64)
@@ -182,13 +185,13 @@ class SecretKey:
         return seed + query.astype("<u8").tobytes()
 
     def decrypt(self, answer: bytes, layout: Layout, rows: int) -> np.ndarray:
-        """The client's share (rows, columns) uint64 of a group's result."""
+        """The own share (rows, columns) uint64 of a group's result."""
         first, second = _unpacked(answer, layout)
         return layout.wanted(second + times_small(limb_spectra(first), self._spectrum), rows)
 
 
 class PublicMaterial:
-    """The client's public key and key-switching keys, at the server."""
+    """A party's public key and key-switching keys, at the other party."""
 
     def __init__(self, message: bytes, degree: int = DEGREE) -> None:
         keys = 1 + LEVELS * DIGITS
@@ -380,7 +383,7 @@ class PairLayout(Layout):
 
     @property
     def noise(self) -> float:
-        """As `noise_of`, for entries that are uniform: 1.9 at GPT-2's Q K^T."""
+        """As `noise_of`, for entries that are uniform."""
         met = 2.0**self.digit_bits * (self.inner * self.wide / 12) ** 0.5
         return _noise(met, self.cut) * 2.0 ** -sum(PAIR_TRUNCATIONS)
 

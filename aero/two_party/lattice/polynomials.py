@@ -57,13 +57,13 @@ def limbs(values: np.ndarray, cut: Sequence[int] = LIMBS) -> list[np.ndarray]:
 
 
 def from_limbs(parts: np.ndarray, cut: Sequence[int] = LIMBS) -> np.ndarray:
-    """Integers modulo 2^64 from int64 limbs (3, …) of any size."""
+    """Integers modulo 2^64 from int64 limbs (limbs, …) of any size."""
     whole = parts.view(np.uint64)
     return sum(limb << np.uint64(sum(cut[:index])) for index, limb in enumerate(whole[1:], 1)) + whole[0]
 
 
 def limb_spectra(elements: np.ndarray, cut: Sequence[int] = LIMBS) -> np.ndarray:
-    """Spectra (3, …, n/2) of the limbs of elements (…, n) modulo 2^64."""
+    """Spectra (limbs, …, n/2) of the limbs of elements (…, n) modulo 2^64."""
     return np.stack([spectrum(limb) for limb in limbs(elements, cut)])
 
 

@@ -50,9 +50,9 @@ ERRORS = FOLDER / "savings_errors.csv"
 PROMPTS_A_SESSION = 20
 AT_ONCE = 4  # operations of a session, after which measurements are written
 _OUTSIDE = [f"+{name}" for name in ("lattice_attention", "narrow_comparisons", "wide_maxima", "bounded_reciprocals")]
-_ALL = "".join(_OUTSIDE)
-_NO_TILES = ("tuned-row_tiles", f"tuned-row_tiles{_ALL}".replace("+wide_maxima", ""), f"tuned-row_tiles{_ALL}")
-OUTSIDE_TUNED = ("tuned", *(f"tuned{name}" for name in _OUTSIDE), f"tuned{_ALL}", *_NO_TILES)
+_FEWEST_BYTES = "".join(name for name in _OUTSIDE if name != "+wide_maxima")
+_NO_TILES = [f"tuned-row_tiles{names}" for names in ("", _FEWEST_BYTES, "".join(_OUTSIDE))]
+OUTSIDE_TUNED = ("tuned", *(f"tuned{name}" for name in _OUTSIDE), f"tuned{_FEWEST_BYTES}", *_NO_TILES)
 ERROR_KEY = ("architecture", "program", "scale", "tokens")
 ERROR_COLUMNS = (*ERROR_KEY[:3], "prompts", "tokens", "max_logit_error", "same_top_token", "provenance")
 

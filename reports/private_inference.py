@@ -352,10 +352,9 @@ show.table(
 show.table(
     tables.outside_tuned(results),
     "Optimizations outside the optimised program",
-    "Options of `--program`, newer than the optimised program of the other tables, and with logits compared on few "
-    "prompts. Seconds of computing and minutes on the WAN (100 Mbit/s, 80 ms) are over those of the first line. "
-    "Measured within half an hour on a slower machine than the other tables; rounds differ from theirs by some per "
-    "cent.",
+    "Options of `--program`, newer than the optimised program of the other tables. Seconds of computing and minutes on "
+    "the WAN (100 Mbit/s, 80 ms) are over those of the first line. All were measured together within half an hour; "
+    "rounds differ from those of other tables by some per cent.",
     sources=["results/two_party/outside_tuned.csv"],
     command="python -m benchmarks.optimizations together",
 )

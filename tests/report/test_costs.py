@@ -61,7 +61,7 @@ def test_switches_outside_tuned_are_compared_with_the_program_without_them(tmp_p
     lines = [head, "SM,tuned,2e9,1000,100,600", "SM,tuned+a,1e9,9,75,300"]
     (tmp_path / private_tables.OUTSIDE).write_text("\n".join(lines))
     first, second = private_tables.outside_tuned(SimpleNamespace(root=tmp_path))["SM"]
-    assert first == "2.00 GB, 1,000 rounds, computing 1.00x, WAN 1.00x"
+    assert first == "2.00 GB, 1,000 rounds, computing 100 s, WAN 10.0 min"
     assert second == "1.00 GB, 9 rounds, computing 0.75x, WAN 0.50x"
 
 

@@ -345,14 +345,14 @@ def trained_passes(results: Results) -> pd.DataFrame:
 
 def held_out_prompts(results: Results) -> pd.DataFrame:
     """Answers on held-out prompts of models trained here: largest logit error and top token against PyTorch."""
-    groups: dict[str, dict[str, str]] = {}
-    for line in _held_out(results):
-        found = f"{text(float(line['max_logit_error']), 2)}, {line['same_top_token']} of {line['prompts']}"
-        groups.setdefault(line["architecture"], {})[line["program"]] = found
     return pd.DataFrame(
-        {ROW: name}
-        | {PROGRAM_NAMES[program]: found.get(program, MISSING) for program in (OPTIMISED, STOCK, AS_PUBLISHED)}
-        for name, found in groups.items()
+        {
+            ROW: line["architecture"],
+            "program": _program(line["program"]),
+            "same top token": f"{line['same_top_token']} of {line['prompts']}",
+            "largest logit error": text(float(line["max_logit_error"]), 2),
+        }
+        for line in sorted(_held_out(results), key=lambda line: line["architecture"])
     )
 
 
@@ -410,18 +410,19 @@ def _alone(name: str) -> str:
 
 
 def outside_tuned(results: Results) -> pd.DataFrame:
-    """Costs of the optimised program with optimizations that it lacks; times over those without them."""
+    """Costs of the optimised program, then of others; their times over its own."""
     cells: dict[str, dict[str, str]] = {}
-    without: dict[str, dict[str, float]] = {}
+    optimised: dict[str, dict[str, float]] = {}
     for line in read_csv(results.root / OUTSIDE):
         row, program = line["architecture"], line["program"]
         cost = {name: float(line[name]) for name in ("bytes", "rounds", "seconds", "wan_seconds")}
-        base = without.setdefault(row, cost)
-        share = {name: f"{cost[name] / base[name]:.2f}x" for name in ("seconds", "wan_seconds")}
-        cells.setdefault(program, {})[row] = (
-            f"{gigabytes(cost['bytes'])} GB, {cost['rounds']:,.0f} rounds, computing {share['seconds']}, "
-            f"WAN {share['wan_seconds']}"
-        )
+        if program == OPTIMISED:
+            optimised[row] = cost
+            times = f"computing {cost['seconds']:.0f} s, WAN {cost['wan_seconds'] / 60:.1f} min"
+        else:
+            computing, wan = (cost[name] / optimised[row][name] for name in ("seconds", "wan_seconds"))
+            times = f"computing {computing:.2f}x, WAN {wan:.2f}x"
+        cells.setdefault(program, {})[row] = f"{gigabytes(cost['bytes'])} GB, {cost['rounds']:,.0f} rounds, {times}"
     return pd.DataFrame({"program": _program(program), **found} for program, found in cells.items())
 
 

@@ -38,7 +38,7 @@ from aero.two_party.lattice.lookup import LEAST_VOCABULARY
 from aero.two_party.program.end_to_end import ask
 from aero.two_party.program.forward import operations
 from aero.two_party.program.operations import Operation
-from aero.two_party.program.optimizations import OPTIMIZATIONS, toggled
+from aero.two_party.program.optimizations import OPTIMIZATIONS, TUNED, toggled
 from aero.two_party.runtime.settings import Settings
 from aero.two_party.serving import handshake
 from aero.two_party.serving.answer import weights_sha256
@@ -49,9 +49,10 @@ FOLDER = Path("results/two_party")
 ERRORS = FOLDER / "savings_errors.csv"
 PROMPTS_A_SESSION = 20
 AT_ONCE = 4  # operations of a session, after which measurements are written
-_OUTSIDE = [f"+{name}" for name in ("lattice_attention", "narrow_comparisons", "wide_maxima", "bounded_reciprocals")]
-_FEWEST_BYTES = "".join(name for name in _OUTSIDE if name != "+wide_maxima")
-_NO_TILES = [f"tuned-row_tiles{names}" for names in ("", _FEWEST_BYTES, "".join(_OUTSIDE))]
+_OUTSIDE = tuple(f"+{name}" for name in OPTIMIZATIONS if name not in (*TUNED, "fewer_squarings"))
+_NARROW_TREE = "".join(name for name in _OUTSIDE if name != "+wide_maxima")
+_FEWEST_BYTES = _NARROW_TREE.replace("+lattice_rest", "")
+_NO_TILES = [f"tuned-row_tiles{names}" for names in ("", _NARROW_TREE, "".join(_OUTSIDE))]
 OUTSIDE_TUNED = ("tuned", *(f"tuned{name}" for name in _OUTSIDE), f"tuned{_FEWEST_BYTES}", *_NO_TILES)
 ERROR_KEY = ("architecture", "program", "scale", "tokens")
 ERROR_COLUMNS = (*ERROR_KEY[:3], "prompts", "tokens", "max_logit_error", "same_top_token", "provenance")

@@ -27,7 +27,7 @@ BIASES = {"qk_bias": True, "vo_bias": True, "ffn_bias": True}
 # The fast ones and those of test_generation.py cover every kind of norm and attention, and of FFN but the leaky ReLU.
 # A checkpoint answers in test_isolation.py.
 FAST = (
-    ("SM+LN+SNorm(QKVO+FFN)", "tuned-row_tiles+lattice_attention", {}),
+    ("SM+LN+SNorm(QKVO+FFN)", "tuned-row_tiles+lattice_attention+lattice_rest", {}),
     ("SM+LN+G", "tuned", {"layers": 1}),
     ("SOTA(SM+ScFuFFN)", "as_written", {}),
 )
@@ -35,7 +35,7 @@ SLOW = (
     ("SM+LN+R", "tuned", PYTHIA),
     ("SM+RMS+SwiGLU", "tuned", LLAMA),
     ("SM+LeakyR(global)", "tuned+lattice_attention+narrow_comparisons+wide_maxima+bounded_reciprocals", {}),
-    ("SM(t)+R", "tuned-split_exponential+narrow_comparisons+fewer_squarings", {}),
+    ("SM(t)+R", "tuned-split_exponential+lattice_rest+narrow_comparisons+fewer_squarings", {}),
     ("EReg(SM(t)+ScFuFFNi_1)", "tuned", {}),
     ("SM+RMS+SwiGLU", "as_written", LLAMA),
     ("SOTA(SM+ScFuFFNi_1)", "as_published", {}),
@@ -43,7 +43,7 @@ SLOW = (
     ("SM+ScFFN+WNorm(QK+FFN)", "tuned", BIASES),
     ("SM+LN+G", "as_written", PYTHIA),
     ("SM+LN+G", "as_published", {}),
-    ("SOTA(SM+ScFFN)", "tuned", {}),
+    ("SOTA(SM+ScFFN)", "tuned+lattice_rest", {}),
 )
 
 

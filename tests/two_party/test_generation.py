@@ -24,7 +24,7 @@ LLAMA = {"position": "rotary", "rotary_fraction": 1.0, "rotary_base": 1e5, "kv_h
 CASES = (  # layers, whether cached, prefix, and the tokens of each pass; the first cache grows after the third
     ("SM+ScFuFFN", "tuned", {"layers": 2}, True, 0, (3, 1, 1, 1)),
     ("SM+LN+G", "as_written", {"layers": 1}, True, 1, (3, 1)),
-    ("SM(t)+R", "tuned", {"layers": 1} | ROTARY, True, 2, (3, 1)),
+    ("SM(t)+R", "tuned+lattice_attention+lattice_rest", {"layers": 1} | ROTARY, True, 2, (3, 1)),
     ("SM+RMS+SwiGLU", "tuned", {"layers": 1} | LLAMA, False, 2, (3, 1)),
 )
 

@@ -136,6 +136,12 @@ def test_a_lookup_is_the_row_of_the_table():
     off = np.array((found - 2**39 * integers(table)[ids]) / 2**39, float)
     assert np.abs(off).max() < 5 * lookup.noise_of(table, 18) < 0.6
     assert off.std() == pytest.approx(lookup.noise_of(table, 18), rel=0.4)
+    layout, key = matmul.HintLayout.of(len(ids), lookup.DEGREE, 8), matmul.SecretKey()
+    query, public = layout.encrypt(key, secrets.astype(np.uint64)), matmul.PublicMaterial(key.public_material)
+    (answer,), masks = layout.matrix(made.hint).answer(public, [query], layout)
+    product = key.decrypt(answer, layout, len(ids)) + masks
+    off = np.array(signed(product.astype(object) - secrets.astype(object) @ made.hint.astype(object)) / 2**39, float)
+    assert 0 < np.abs(off).max() < 0.5 and off.std() < 0.12
 
 
 def test_tables_beyond_the_budget_are_refused():
@@ -223,7 +229,7 @@ TOKENS, WIDTH, PASSES = 20, 16, 2
 
 def lookup_task(who, given):
     """Two passes on one table and one on another: rows, profiles, and seconds of preparing."""
-    operation = Operation("embedding_lookup", ((TOKENS, LARGE), (LARGE, WIDTH)))
+    operation = Operation("embedding_lookup", ((TOKENS, LARGE), (LARGE, WIDTH)), given["constants"])
     function, profiles, rows, prepared = operation.function(), [], [], []
     for table, passes in (("tables", PASSES), ("others", 1)):
         held = given[table] if who.rank == SERVER else None
@@ -237,28 +243,29 @@ def lookup_task(who, given):
     return rows, profiles, prepared
 
 
-@pytest.fixture(scope="module")
-def looked_up():
+@pytest.fixture(scope="module", params=[(), (("lattice_linear", 1),)], ids=["hint by SPU", "hint outside"])
+def looked_up(request):
     ids = np.random.default_rng(3).integers(0, LARGE, TOKENS)
     tables = [table_of(LARGE, WIDTH, seed) for seed in (4, 5)]
     relay = Relay(record=True)
-    client, server = run_parties(
-        lookup_task, {"ids": ids}, dict(zip(("tables", "others"), tables, strict=True)), Settings(), relay=relay
-    )
-    return ids, tables, client, server, [bytes(stream) for stream in relay.recorded]
+    given = {"ids": ids, "constants": request.param}
+    held = given | dict(zip(("tables", "others"), tables, strict=True))
+    client, server = run_parties(lookup_task, given, held, Settings(), relay=relay)
+    return ids, tables, client, server, [bytes(stream) for stream in relay.recorded], bool(request.param)
 
 
 def test_rows_of_two_processes_are_exact_up_to_fixed_point(looked_up):
     """Within 2 last bits: the noise, below 0.6, may change the rounding by one, and SPU's truncation by one more."""
-    ids, (table, other), (rows, _, _), (nothing, _, _), _ = looked_up
+    ids, (table, other), (rows, _, _), (nothing, _, _), *_ = looked_up
     assert nothing == [None] * (PASSES + 1)
     for found, expected in zip(rows, (table, table, other), strict=True):
         assert np.abs(integers(found) - integers(expected)[ids]).max() <= 2
 
 
 def test_both_parties_count_the_same_bytes(looked_up):
-    _, _, (_, ours, prepared), (_, theirs, _), _ = looked_up
-    queries = TOKENS * LARGE * 6
+    _, _, (_, ours, prepared), (_, theirs, _), _, outside = looked_up
+    layout = matmul.HintLayout.of(TOKENS, lookup.DEGREE, WIDTH)
+    queries = TOKENS * LARGE * 6 + (layout.groups * layout.query_bytes if outside else 0)
     for client, server in zip(ours, theirs, strict=True):
         assert (client.bytes_sent, client.messages_sent) == (server.bytes_received, server.messages_received)
         assert client.bytes_sent > queries
@@ -268,7 +275,7 @@ def test_both_parties_count_the_same_bytes(looked_up):
 
 
 def test_the_transcript_has_no_token_no_row_and_no_repeated_query(looked_up):
-    ids, tables, _, _, (to_server, to_client) = looked_up
+    ids, tables, _, _, (to_server, to_client), _ = looked_up
     one_hot = one_hot_rows(ids, LARGE)
     ones = {
         "float": one_hot[:2].tobytes(),

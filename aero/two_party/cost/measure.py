@@ -143,7 +143,8 @@ def warm_up(operations: Iterable[Operation]) -> tuple[Operation, ...]:
 def set_up(party: Party, program: str, before: Callable[[int, int], Any] = lambda number, many: None) -> list[Profile]:
     """Run what makes the keys that passes of `program` need; `before` gets the number of each run and of all."""
     optimizations, _ = parse_program(program)
-    parts = {"lattice_products": "lattice_linear", "lattice_attention": "lattice=1", "fewer_squarings": "few=1"}
+    parts = {"lattice_attention": "lattice=1", "fewer_squarings": "few=1"}
+    parts |= dict.fromkeys(("lattice_products", "lattice_rest"), "lattice_linear")
     parts |= dict.fromkeys(("narrow_comparisons", "bounded_reciprocals"), "narrow=1")
     needed = {part for name, part in parts.items() if name in optimizations}
     first = (*WARM_UP, *(one for part, one in OWN_KEYS.items() if part in needed))

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from functools import cache
 
 from aero.two_party.lattice import lookup
-from aero.two_party.lattice.matmul import Layout, PairLayout
+from aero.two_party.lattice.matmul import HintLayout, Layout, PairLayout
 from aero.two_party.program.cover import Cover, narrow_levels, tile_side, tree_levels
 
 SLOTS = 8192
@@ -91,8 +91,8 @@ def sized(op: str, shape: str, without: Sequence[str] = ()) -> Sized:
     group = f"{match[1]}({kept})" if kept else match[1]
     if match[1] in _ONE_MATMUL:
         group = "multiplication by the server's matrix"
-    narrow, outside = (constants.get(name) == "1" for name in ("narrow", "lattice"))
-    return Sized(f"{group} {ranks}", match[1], shapes, rows, blocks, narrow, outside)
+    narrow, *lattice = (constants.get(name) == "1" for name in ("narrow", "lattice", "lattice_linear"))
+    return Sized(f"{group} {ranks}", match[1], shapes, rows, blocks, narrow, any(lattice))
 
 
 @cache
@@ -155,6 +155,12 @@ def _batches(entries: int) -> int:
 def _lookup_features(operation: Sized) -> dict[str, tuple[float, ...]]:
     """The client's secrets times slices of the server's hint, the queries, and truncations of the result."""
     (tokens, vocabulary), (_, width) = operation.shapes
+    if operation.outside:
+        found = _layout_features(HintLayout.of(tokens, lookup.DEGREE, width), tokens * width)
+        queries = tokens * vocabulary
+        more = {"bytes_sent_client": (queries,), "seconds": (queries, queries * width)}
+        more["messages"] = (math.ceil(tokens / lookup.TOKENS_AT_ONCE),)
+        return {name: (*values, *more.get(name, ())) for name, values in found.items()}
     one, many = ciphertexts(tokens, lookup.HINT_SLICE, width), lookup.DEGREE // lookup.HINT_SLICE
     client, server, both = one.directions(many)
     results, queries = tokens * width, tokens * vocabulary
@@ -171,8 +177,11 @@ def _lattice_features(operation: Sized) -> dict[str, tuple[float, ...]]:
     """Ciphertexts of `aero.two_party.lattice.matmul`, and truncations of the result. Seconds go into spectra of the
     matrix, which groups of rows share, their multiplication, and packing."""
     (rows, inner), (_, columns) = operation.shapes
-    layout = Layout(rows, inner, columns)
-    sent, answered, results = layout.groups * layout.blocks, layout.groups * layout.packs, rows * columns
+    return _layout_features(Layout(rows, inner, columns), rows * columns)
+
+
+def _layout_features(layout: Layout, results: int) -> dict[str, tuple[float, ...]]:
+    sent, answered = layout.groups * layout.blocks, layout.groups * layout.packs
     spectra = layout.packs * layout.blocks * layout.wide
     return {
         "bytes_sent_client": (1.0, sent, results),

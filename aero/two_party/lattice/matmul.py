@@ -61,8 +61,10 @@ PACKED = 1 << LEVELS
 """Inner places in a query ciphertext, and ciphertexts packed into one answer."""
 ROWS = 128
 """Most rows of X in a ciphertext."""
-WIDE = 16
-"""Most columns of W in a ciphertext: each one's noise meets the entries of all."""
+WIDE, WIDE_OF_A_ROW = 16, 64
+"""Most columns of W in a ciphertext, of several rows of X and of one: each one's noise meets the entries of all."""
+FEW_TAPS = 256
+"""Polynomials of W of at most so many coefficients are evaluated at the roots by a matrix, others by an FFT."""
 RESULT_BITS = 28
 """A result is scaled by 2^28 over fixed point, modulo 2^64."""
 TRUNCATIONS = (16, 12)
@@ -111,7 +113,8 @@ class Layout:
 
     @cached_property
     def wide(self) -> int:
-        return min(self.degree // (PACKED * self.height), -(-self.columns // PACKED), WIDE)
+        most = WIDE if self.height > 1 else WIDE_OF_A_ROW
+        return min(self.degree // (PACKED * self.height), -(-self.columns // PACKED), most)
 
     @cached_property
     def blocks(self) -> int:
@@ -259,8 +262,9 @@ def times(left: np.ndarray, matrix: np.ndarray, cut: Sequence[int] = LIMBS) -> n
 def noise_of(matrix: np.ndarray, fraction_bits: int = 18, wide: int = WIDE) -> float:
     """The largest standard deviation of the noise of an entry of X W, in units of the fixed point's last bit.
 
-    wide: that of the `Layout`, 2 at 128 rows and never more than WIDE. A query's noise meets all columns in the same
-    ciphertext, any `wide` neighbours; the noise of a level's key switching is doubled by every later level.
+    wide: that of the `Layout`, 2 at 128 rows, never more than WIDE, or WIDE_OF_A_ROW for one row. A query's noise meets
+    all columns in the same ciphertext, any `wide` neighbours; the noise of a level's key switching is doubled by every
+    later level.
     """
     squares = np.square(matrix, dtype=np.float64).sum(0)
     neighbours = np.convolve(squares, np.ones(min(wide, len(squares)))).max()
@@ -277,9 +281,9 @@ def _noise(met: float, cut_bits: tuple[int, int]) -> float:
     return float(np.sqrt(np.square((queries, levels * digits, levels * below, *cut)).sum()))
 
 
-def fits(matrix: np.ndarray, fraction_bits: int = 18) -> bool:
+def fits(matrix: np.ndarray, fraction_bits: int = 18, wide: int = WIDE) -> bool:
     """Whether the noise is within NOISE_BUDGET."""
-    return noise_of(matrix, fraction_bits) <= NOISE_BUDGET
+    return noise_of(matrix, fraction_bits, wide) <= NOISE_BUDGET
 
 
 class Matrix:
@@ -307,13 +311,12 @@ class Matrix:
         spectra = limb_spectra(turned, self._cut).reshape(len(self._cut), groups, layout.blocks, -1)
         spectra = spectra.transpose(3, 2, 1, 0)
         right = np.concatenate([spectra.real, spectra.imag], 2).reshape(degree // 2, layout.blocks, -1)
-        taps, roots = self._taps(layout), _roots(PACKED * layout.wide, degree)
         scalars = self._scalars(seconds, layout)
         masks = np.frombuffer(os.urandom(8 * groups * layout.packs * degree), np.uint64)
         masks = masks.reshape(groups, layout.packs, degree)
         answered = np.empty((2, groups, layout.packs, degree), np.uint64)
-        for pack, tap in enumerate(taps):
-            values = (roots @ tap).reshape(degree // 2, 2 * PACKED, layout.blocks) @ right
+        for pack, tap in enumerate(self._taps(layout)):
+            values = _values(tap, degree).reshape(degree // 2, 2 * PACKED, layout.blocks) @ right
             values = values.reshape(degree // 2, 2, PACKED, 2, groups, -1)
             real, imaginary = values[:, 0, :, 0] - values[:, 1, :, 1], values[:, 0, :, 1] + values[:, 1, :, 0]
             parts = inverse_spectrum((real + 1j * imaginary).transpose(3, 1, 2, 0))
@@ -343,19 +346,17 @@ class Matrix:
             yield pack.reshape(PACKED * layout.wide, PACKED * layout.blocks).astype(np.float64)
 
     def _scalars(self, seconds: tuple[np.ndarray, ...], layout: Layout) -> np.ndarray:
-        """The `b` halves of the sums, (packs, PACKED, groups, n); only coefficients 16 p are computed."""
-        padded, places = self._padded(layout), layout.degree // PACKED
-        left = np.stack(seconds).reshape(layout.groups, layout.blocks, places, PACKED).transpose(0, 2, 1, 3)
-        left = left.reshape(layout.groups * places, -1)
-        summed = np.zeros((layout.groups, places, layout.packs * PACKED), np.uint64)
+        """The `b` halves of the sums, (packs, PACKED, groups, n): the coefficients 16 p that hold entries, or 0."""
+        padded, places, used = self._padded(layout), layout.degree // PACKED, layout.height * layout.wide
+        left = np.stack(seconds).reshape(layout.groups, layout.blocks, places, PACKED).transpose(0, 1, 3, 2)
+        left = left.reshape(layout.groups, layout.blocks * PACKED, places)
+        summed = np.zeros((layout.groups * used, layout.packs * PACKED), np.uint64)
         for column in range(layout.wide):
-            matrix = padded[..., column].reshape(layout.blocks * PACKED, -1)
-            found = times(left, matrix, self._cut).reshape(layout.groups, places, -1)
             # Multiplied by Y^(16 column).
-            summed[:, column:] += found[:, : places - column]
-            summed[:, :column] -= found[:, places - column :]
+            moved = times_monomial(left, column)[..., :used].transpose(0, 2, 1).reshape(len(summed), -1)
+            summed += times(moved, padded[..., column].reshape(layout.blocks * PACKED, -1), self._cut)
         whole = np.zeros((layout.packs, PACKED, layout.groups, places, PACKED), np.uint64)
-        whole[..., 0] = summed.reshape(layout.groups, places, layout.packs, PACKED).transpose(2, 3, 0, 1)
+        whole[..., :used, 0] = summed.reshape(layout.groups, used, layout.packs, PACKED).transpose(2, 3, 0, 1)
         return whole.reshape(layout.packs, PACKED, layout.groups, layout.degree)
 
 
@@ -398,17 +399,45 @@ class PairLayout(Layout):
         return secret.encrypt(np.concatenate(scaled, 1), self, self.scale_bits)
 
 
+@dataclass(frozen=True)
+class HintLayout(PairLayout):
+    """The `PairLayout` of S H, of the client's secrets S (rows, k) and the server's hint H (k, columns) of
+    `aero.two_party.lattice.lookup`, which only the server holds: what SHARE_BITS are of a share are its highest 32.
+
+    The others change a result by 0.1 of the fixed point's last bit, because a looked-up row is scaled by 2^39.
+    """
+
+    digit_bits, scale_bits = 16, 32
+
+    @classmethod
+    def of(cls, rows: int, inner: int, columns: int) -> HintLayout:
+        return cls(rows, 2 * inner, columns)
+
+    def matrix(self, hint: np.ndarray) -> ShareMatrix:
+        """The hint (k, columns) uint64 rounded to its highest bits."""
+        return ShareMatrix((hint + np.uint64(1 << (self.scale_bits - 1))) >> np.uint64(self.scale_bits), self)
+
+
 class ShareMatrix(Matrix):
     """A party's share (k, m) of a secret matrix Y, as digits."""
 
-    _cut = FINE_LIMBS
-
     def __init__(self, share: np.ndarray, layout: PairLayout) -> None:
+        self._cut = LIMBS if layout.digit_bits <= 17 else FINE_LIMBS
         rest, digits, half = share.view(np.int64), [], 1 << (layout.digit_bits - 1)
         for _ in range(layout.digits):
             digits.append(((rest + half) & (2 * half - 1)) - half)
             rest = (rest - digits[-1]) >> layout.digit_bits
         self._integers = np.concatenate(digits).astype(np.int32)
+
+
+def _values(taps: np.ndarray, degree: int) -> np.ndarray:
+    """Values (n/2, 2, count), real and imaginary, at the roots of Y^n + 1 of polynomials (coefficients, count)."""
+    if len(taps) <= FEW_TAPS:
+        return (_roots(len(taps), degree) @ taps).reshape(degree // 2, 2, -1)
+    padded = np.zeros((taps.shape[1], degree))
+    padded[:, : len(taps)] = taps.T
+    values = spectrum(padded).T
+    return np.stack([values.real, values.imag], 1)
 
 
 @cache

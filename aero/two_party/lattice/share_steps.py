@@ -12,8 +12,8 @@ X_i = b_i 2^(f+4) + Y_i with one bit b_i. Then X = Y_0 + Y_1 if b_0 = b_1, else 
 Each party computes its own 2^-Y_i, and the bits are already shared by xor: one multiplication and two selections give
 the exponential, where SPU takes eight squarings.
 
-`lattice_query` is the protocol of `aero.two_party.lattice.lookup`; `lattice_product` and `shared_product` are those of
-`matmul`.
+`lattice_query` and `lattice_rows` are the protocol of `aero.two_party.lattice.lookup`; `lattice_product` and
+`shared_product` are those of `matmul`.
 
 `negative`: comparison. Shares of x modulo 2^64 are, modulo 2^32, shares of x if |x| < 2^31. A second SPU runtime
 compares these in a ring of 32 bits, with half of the digits and oblivious transfers.
@@ -144,6 +144,24 @@ def _lattice_query_of_a_party(
     return secrets.ravel(), hint.ravel(), selected.ravel()
 
 
+def lattice_rows(one_hot: Array, table: Array) -> Array:
+    """2^39 X in the ring, X (T, d) as of `lattice_query`: the parties multiply S and H themselves, as in
+    `lattice_product`."""
+    return on_shares.bind(one_hot, table, step="lattice_rows")[0]
+
+
+def _lattice_rows_of_a_party(
+    party: StepContext, one_hot: np.ndarray | None, table: lookup.Table | None, shapes: Sequence[Shape]
+) -> tuple[np.ndarray, ...]:
+    secrets, hint, selected = _lattice_query_of_a_party(party, one_hot, table, shapes)
+    tokens, width = shapes[0][0], shapes[1][1]
+    layout = matmul.HintLayout.of(tokens, lookup.DEGREE, width)
+    secrets, hint = secrets.reshape(tokens, -1), hint.reshape(-1, width)
+    if party.rank == CLIENT:
+        return (selected - _of_client(party, layout, lambda key, span: layout.encrypt(key, secrets[span])),)
+    return (selected - _of_server(party, layout, layout.matrix(hint)),)
+
+
 def lattice_product(x: Array, matrix: Array) -> Array:
     """2^28 x matrix, of a secret (rows, k) and the server's (k, m), which must be an input of the program."""
     return on_shares.bind(x, matrix, step="lattice_product")[0]
@@ -162,33 +180,45 @@ def _lattice_matrix(party: StepContext, matrix: np.ndarray | None) -> matmul.Mat
 def _lattice_product_of_a_share(
     party: StepContext, share: np.ndarray, matrix: matmul.Matrix | None, shapes: Sequence[Shape]
 ) -> tuple[np.ndarray, ...]:
-    """The client sends its encrypted share, group by group, then receives the answers.
+    (rows, inner), (_, columns) = shapes
+    layout, own = matmul.Layout(rows, inner, columns), share.reshape(rows, inner)
+    if party.rank == CLIENT:
+        bits = matmul.RESULT_BITS - party.fraction_bits
+        return (_of_client(party, layout, lambda key, span: key.encrypt(own[span], layout, bits)),)
+    return (matrix.times_own(own).ravel() + _of_server(party, layout, matrix),)
+
+
+_PRODUCT = "lattice_product"
+
+
+def _of_client(
+    party: StepContext, layout: matmul.Layout, query: Callable[[matmul.SecretKey, slice], bytes]
+) -> np.ndarray:
+    """The client sends the query of each group of rows, then receives the answers: its share of the product.
 
     In the first such step of a session it also sends its public material.
     """
-    (rows, inner), (_, columns) = shapes
-    layout, own = matmul.Layout(rows, inner, columns), share.reshape(rows, inner)
-    name = "lattice_product"
-    if party.rank == CLIENT:
-        if name not in party.kept:
-            party.kept[name] = matmul.SecretKey()
-            party.send(party.kept[name].public_material)
-        secret = party.kept[name]
-        for span in layout.spans():
-            party.send(secret.encrypt(own[span], layout, matmul.RESULT_BITS - party.fraction_bits))
-        found = [
-            secret.decrypt(party.receive(layout.answer_bytes), layout, span.stop - span.start)
-            for span in layout.spans()
-        ]
-        return (np.concatenate(found).ravel(),)
-    if name not in party.kept:
-        party.kept[name] = matmul.PublicMaterial(party.receive(matmul.PublicMaterial.size()))
+    if _PRODUCT not in party.kept:
+        party.kept[_PRODUCT] = matmul.SecretKey()
+        party.send(party.kept[_PRODUCT].public_material)
+    secret = party.kept[_PRODUCT]
+    for span in layout.spans():
+        party.send(query(secret, span))
+    found = [
+        secret.decrypt(party.receive(layout.answer_bytes), layout, span.stop - span.start) for span in layout.spans()
+    ]
+    return np.concatenate(found).ravel()
+
+
+def _of_server(party: StepContext, layout: matmul.Layout, matrix: matmul.Matrix) -> np.ndarray:
+    """The server answers the client's queries: its share of the product."""
+    if _PRODUCT not in party.kept:
+        party.kept[_PRODUCT] = matmul.PublicMaterial(party.receive(matmul.PublicMaterial.size()))
     queries = [party.receive(layout.query_bytes) for _ in range(layout.groups)]
-    product = matrix.times_own(own)
-    answers, masked = matrix.answer(party.kept[name], queries, layout)
+    answers, masked = matrix.answer(party.kept[_PRODUCT], queries, layout)
     for answer in answers:
         party.send(answer)
-    return ((product + masked).ravel(),)
+    return masked.ravel()
 
 
 def shared_product(x: Array, y: Array) -> Array:
@@ -300,6 +330,13 @@ STEPS = {
         _lattice_query_of_a_party,
         (CLIENT, SERVER, None),
         _lattice_table,
+        shaped=True,
+        in_the_clear=True,
+    ),
+    "lattice_rows": Step(
+        lambda one_hot, table: (2.0**lookup.SCALE_BITS * (one_hot @ table),),
+        _lattice_rows_of_a_party,
+        prepare=_lattice_table,
         shaped=True,
         in_the_clear=True,
     ),

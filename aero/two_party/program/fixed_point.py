@@ -59,6 +59,7 @@ PAIR_SHARE = 2.0 ** -PAIR_TRUNCATIONS[1]
 OF_SMALLER_RANGE = (
     "lattice_products",
     "lattice_attention",
+    "lattice_rest",
     "bounded_reciprocals",
     "narrow_comparisons",
     "fewer_squarings",

@@ -139,8 +139,8 @@ class _Pass:
         return self.narrow | {name: value for name, (switch, value) in more.items() if self.has(switch)}
 
     def affine(self, x: Array, map_: Affine) -> Array:
-        """A matrix of the server's, and its bias. lattice_products takes it outside SPU unless x is one row."""
-        outside = self.has("lattice_products") and x.shape[0] > 1
+        """A matrix of the server's, and its bias. lattice_products takes it outside SPU, of one row lattice_rest."""
+        outside = self.has("lattice_products" if x.shape[0] > 1 else "lattice_rest")
         y = self.run("lattice_linear", x, map_.weight) if outside else linear_in_slices(self.run, x, map_.weight)
         return y if map_.bias is None else y + map_.bias
 
@@ -153,13 +153,16 @@ class _Pass:
             starts = range(0, prompt.shape[0], IDS_AT_ONCE)
             return jnp.concatenate([self.run("id_lookup", prompt[low : low + IDS_AT_ONCE], table) for low in starts])
         if self.has("lattice_lookup") and table.shape[0] >= LEAST_VOCABULARY:
-            return self.run("embedding_lookup", prompt, table)
+            outside = {"lattice_linear": 1} if self.has("lattice_rest") else {}
+            return self.run("embedding_lookup", prompt, table, **outside)
         starts = range(0, table.shape[0], SLICE)
         parts = [self.run("embedding_slice", prompt[:, low : low + SLICE], table[low : low + SLICE]) for low in starts]
         return sum(parts[1:], parts[0])
 
     def project(self, x: Array, head: Array) -> Array:
-        """Logits (rows, V) of states x (rows, d), in slices of the vocabulary."""
+        """Logits (rows, V) of states x (rows, d), by SPU in slices of the vocabulary."""
+        if self.has("lattice_rest"):
+            return self.run("lattice_linear", x, head)
         size = HEAD_SLICE if x.shape[0] == 1 else SLICE
         starts = range(0, head.shape[1], size)
         parts = [self.run("vocabulary_slice", x, head[:, low : low + size]) for low in starts]
@@ -216,7 +219,7 @@ class _Pass:
         """ "scores" or "mix" of x (H, rows, ...) and keys or values (G, T, d_k): the rows of the H / G heads of queries
         that share keys are rows of one matrix."""
         heads, rows, width = x.shape
-        outside = {"lattice": 1} if self.has("lattice_attention") and rows > 1 else {}
+        outside = {"lattice": 1} if self.has("lattice_attention") and (rows > 1 or self.has("lattice_rest")) else {}
         y = self.run(kind, x.reshape(of_keys.shape[0], -1, width), of_keys, **outside)
         return y.reshape(heads, rows, -1)
 

@@ -89,9 +89,8 @@ class Layer:
 
     @property
     def matrices(self) -> list[Any]:
-        """The matrices that several rows are multiplied by."""
-        norms_and_one_row = ("ln_1", "ln_2", "last_query")
-        values = (getattr(self, one.name) for one in fields(self) if one.name not in norms_and_one_row)
+        """The matrices that rows are multiplied by."""
+        values = (getattr(self, one.name) for one in fields(self) if one.name not in ("ln_1", "ln_2"))
         return [value.weight for value in values if isinstance(value, Affine)]
 
     def with_last_query_apart(self, width: int) -> Layer:

@@ -47,11 +47,14 @@ def id_lookup(ids: Array, table: Array) -> Array:
     return jnp.take(table, ids, axis=0)
 
 
-def embedding_lookup(one_hot: Array, table: Array) -> Array:
+def embedding_lookup(one_hot: Array, table: Array, lattice_linear: int = 0) -> Array:
     """One-hot (T, V) times the embedding table (V, d) by encrypted queries (`aero.two_party.lattice.lookup`).
 
-    SPU multiplies the client's secrets by the server's hint, and truncates the 39 bits by which a row is scaled up.
+    SPU multiplies the client's secrets by the server's hint, unless `lattice_linear`, which does that as the operation
+    of this name does. SPU truncates the 39 bits by which a row is scaled up.
     """
+    if lattice_linear:
+        return _truncated(share_steps.lattice_rows(one_hot, table), lookup.TRUNCATIONS)
     secrets, hint, masked = share_steps.lattice_query(one_hot, table)
     edges = range(0, lookup.DEGREE, lookup.HINT_SLICE)
     parts = [secrets[:, low : low + lookup.HINT_SLICE] @ hint[low : low + lookup.HINT_SLICE] for low in edges]

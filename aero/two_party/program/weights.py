@@ -112,8 +112,8 @@ def within_budget(model: GPT, program: str, budget: float = CONDITION_BUDGET, fr
     """The program that computes `program` accurately on this model; its name is known to both parties.
 
     Layers after "@" are added wherever the condition number of the absorbed matrices would exceed `budget`, because
-    fixed-point errors grow by about as much. lattice_lookup or lattice_products are left out where the model's entries
-    are too large for them. ValueError if a weight is not finite, as after a training that diverged.
+    fixed-point errors grow by about as much. lattice_lookup, lattice_products or lattice_rest are left out where the
+    model's entries are too large for them. ValueError if a weight is not finite, as after a training that diverged.
     """
     for name, values in model.state_dict().items():
         if not values.isfinite().all():
@@ -127,12 +127,15 @@ def within_budget(model: GPT, program: str, budget: float = CONDITION_BUDGET, fr
             optimizations -= {"lattice_lookup"}
     if absorbs(architecture, optimizations):
         rebased = _rebased(architecture, model.config, state, budget)
-    if "lattice_products" in optimizations:
+    for name, wide in (("lattice_products", matmul.WIDE), ("lattice_rest", matmul.WIDE_OF_A_ROW)):
+        if name not in optimizations:
+            continue
         weights = folded(architecture, model.config, state, program_name(optimizations, rebased))
         matrices = [matrix for layer in weights.layers for matrix in layer.matrices]
         matrices += [] if weights.basis is None else [weights.basis.weight]
-        if not all(matmul.fits(matrix.numpy(), fraction_bits) for matrix in matrices):
-            optimizations -= {"lattice_products"}
+        matrices += [weights.head.weight] if name == "lattice_rest" else []
+        if not all(matmul.fits(matrix.numpy(), fraction_bits, wide) for matrix in matrices):
+            optimizations -= {name}
     return program_name(optimizations, rebased)
 
 

@@ -271,7 +271,7 @@ class Party:
                 raise TwoPartyError(
                     f"the step {part.step} computes on shares of at most 64 bits, not on {self.settings.field}; "
                     "use FM64, or a program without split_exponential, narrow_comparisons, fewer_squarings, "
-                    "lattice_lookup, lattice_products and lattice_attention"
+                    "lattice_lookup, lattice_products, lattice_attention and lattice_rest"
                 )
             secrets = part.inputs if step.prepare is None else part.inputs[:-1]
             shares = [ring_elements(self._engine.runtime.get_var(name), "AShr") for name in secrets]

@@ -107,7 +107,7 @@ BLOCKS: dict[str, Callable[[Results], str]] = {
     "cached-passes": lambda results: markdown(private_tables.cached_passes(results)),
     "verified-passes": lambda results: markdown(private_tables.verified_passes(results)),
     "latency-model": lambda results: markdown(private_tables.latency_model(results)),
-    "outside-tuned": lambda results: markdown(private_tables.outside_tuned(results)),
+    "outside-tuned": lambda results: markdown(private_tables.outside_tuned(results, alone=False)),
     "protocols": lambda results: markdown(private_inference.protocols(results, "4")),
     "lattice-judge": lambda results: markdown(
         pd.DataFrame(read_csv(results.root / "results/two_party/lattice_judge.csv")).drop(columns="commit")

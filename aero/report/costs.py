@@ -303,13 +303,13 @@ PARTS = {
 GENERATION = Path("results/two_party/generation.csv")
 
 
-def next_tokens(results: Results) -> dict[str, dict[str, tuple[float, float]]]:
+def next_tokens(results: Results, program: str = OPTIMISED) -> dict[str, dict[str, tuple[float, float]]]:
     """Bytes, rounds, seconds and logit error by row: of a whole pass, and the largest of later tokens with a cache.
 
-    Of the optimised program, as `python -m benchmarks.generation` writes them; empty without the file.
+    Of a program, as `python -m benchmarks.generation` writes them; empty without the file.
     """
     found: dict[str, dict[str, tuple[float, float]]] = {}
-    lines = [line for line in read_csv(results.root / GENERATION) if line["program"] == OPTIMISED]
+    lines = [line for line in read_csv(results.root / GENERATION) if line["program"] == program]
     for row in dict.fromkeys(line["run"] for line in lines):
         own = [line for line in lines if line["run"] == row]
         passes = [line for line in own if line["cached"] == "0"], [line for line in own if line["rows"] == "1"]

@@ -296,14 +296,17 @@ def minutes_of_a_pass(results: Results, row: str) -> dict[str, float]:
 
 def cached_passes(results: Results) -> pd.DataFrame:
     """A whole pass beside a next token from one row with cached keys and values."""
+    programs = dict.fromkeys(line["program"] for line in read_csv(results.root / GENERATION))
     return pd.DataFrame(
         {
             ROW: row,
+            "program": _program(program),
             "GB, whole / next": _beside(*found["bytes"], GB),
             "computing s, whole / next": _beside(*found["seconds"]),
             "rounds, whole / next": _beside(*found["rounds"]),
         }
-        for row, found in next_tokens(results).items()
+        for program in programs
+        for row, found in next_tokens(results, program).items()
     )
 
 
@@ -409,12 +412,14 @@ def _alone(name: str) -> str:
     return f"as_written+{'folded_ffn+' if name == 'absorbed_ffn' else ''}{name}"
 
 
-def outside_tuned(results: Results) -> pd.DataFrame:
-    """Costs of the optimised program, then of others; their times over its own."""
+def outside_tuned(results: Results, alone: bool = True) -> pd.DataFrame:
+    """Costs of the optimised program, then of others; their times over its own. alone: those with one change, too."""
     cells: dict[str, dict[str, str]] = {}
     optimised: dict[str, dict[str, float]] = {}
     for line in read_csv(results.root / OUTSIDE):
         row, program = line["architecture"], line["program"]
+        if not alone and program.count("+") + program.count("-") == 1:
+            continue
         cost = {name: float(line[name]) for name in ("bytes", "rounds", "seconds", "wan_seconds")}
         if program == OPTIMISED:
             optimised[row] = cost

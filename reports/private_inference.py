@@ -364,7 +364,7 @@ show.table(
     tables.function_changes(results),
     "The optimizations one by one, logits",
     "Largest difference of a logit from PyTorch's in complete passes with this optimization alone. Lattice attention, "
-    "wide maxima, bounded reciprocals and the last line: with weights of a later training of the same runs.",
+    "lattice rest, wide maxima, bounded reciprocals, the last line: with weights of later trainings of the same runs.",
     sources=["results/two_party/savings_errors.csv"],
     command="python -m benchmarks.optimizations",
 )

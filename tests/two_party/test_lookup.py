@@ -177,7 +177,6 @@ def test_every_session_has_public_elements_of_its_own():
 LARGEST_MODULUS = {1024: 27, 2048: 54, 4096: 109, 8192: 218, 16384: 438, 32768: 881}
 """log2 q for 128 bits of security against classical attacks, by degree: uniform ternary secrets, noise of deviation
 8 / sqrt(2 pi) (HomomorphicEncryption.org standard of 2018, Table 1)."""
-STANDARD_DEVIATION = 8 / math.sqrt(2 * math.pi)
 
 
 def security_bits(degree, modulus_bits):
@@ -199,7 +198,7 @@ def test_the_parameters_are_those_of_the_standard():
     """A lookup is at the limit of its degree, matrix multiplication far below. The estimator's own figures are 132 and
     233 bits."""
     assert lookup.MODULUS_BITS <= LARGEST_MODULUS[lookup.DEGREE] and 64 <= LARGEST_MODULUS[matmul.DEGREE]
-    assert polynomials.DEVIATION >= STANDARD_DEVIATION
+    assert polynomials.DEVIATION >= 8 / math.sqrt(2 * math.pi)
     assert security_bits(lookup.DEGREE, lookup.MODULUS_BITS) == pytest.approx(132, abs=1.5)
     assert security_bits(matmul.DEGREE, 64) == pytest.approx(233, abs=1.5)
     for degree, bits in list(LARGEST_MODULUS.items())[:4]:  # the estimate is near the standard's own
@@ -299,6 +298,7 @@ def test_the_transcript_has_no_token_no_row_and_no_repeated_query(looked_up):
 @pytest.mark.slow
 def test_a_private_pass_with_a_lookup_agrees_with_torch():
     model = random_model("SM+ScFuFFN", layers=1, width=16, vocabulary=LARGE)
+    assert within_budget(model, "tuned+lattice_rest") == "tuned+lattice_rest"
     prompts = np.random.default_rng(6).integers(0, LARGE, (2, 12))
     answers, _ = ask(model, prompts, "tuned+lattice_rest")
     for prompt, answer in zip(prompts, answers, strict=True):

@@ -185,7 +185,7 @@ def shrink(operation: Operation) -> Operation:
     if kind.removesuffix(SHARED) in MATRICES:
         (rows, inner), (_, columns) = shapes
         inner = min(inner, 64)
-        return Operation(kind, ((min(rows, 8), inner), (inner, min(columns, 64))))
+        return replace(operation, shapes=((min(rows, 8), inner), (inner, min(columns, 64))))
     if kind.startswith("scale_row"):
         _, rows, columns = shapes[0]
         rows = min(rows, 8)

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from functools import cache
 
 from aero.two_party.lattice import lookup
-from aero.two_party.lattice.matmul import HintLayout, Layout, PairLayout
+from aero.two_party.lattice.matmul import WIDE, HintLayout, Layout, PairLayout
 from aero.two_party.program.cover import Cover, narrow_levels, tile_side, tree_levels
 
 SLOTS = 8192
@@ -89,7 +89,7 @@ def sized(op: str, shape: str, without: Sequence[str] = ()) -> Sized:
     ranks = "/".join(str(len(one)) for one in shapes)
     rows, blocks = (int(constants[name]) if name in constants else None for name in ("rows", "blocks"))
     group = f"{match[1]}({kept})" if kept else match[1]
-    if match[1] in _ONE_MATMUL:
+    if match[1] in _ONE_MATMUL and not kept:
         group = "multiplication by the server's matrix"
     narrow, *lattice = (constants.get(name) == "1" for name in ("narrow", "lattice", "lattice_linear"))
     return Sized(f"{group} {ranks}", match[1], shapes, rows, blocks, narrow, any(lattice))
@@ -103,7 +103,7 @@ def features(operation: Sized) -> dict[str, tuple[float, ...]]:
     """
     if operation.kind == "embedding_lookup":
         return _lookup_features(operation)
-    if operation.kind == "lattice_linear":
+    if operation.kind == "lattice_linear" or (operation.kind == "vocabulary_slice" and operation.outside):
         return _lattice_features(operation)
     if operation.outside:
         return _pair_features(operation)
@@ -182,7 +182,7 @@ def _lattice_features(operation: Sized) -> dict[str, tuple[float, ...]]:
 
 def _layout_features(layout: Layout, results: int) -> dict[str, tuple[float, ...]]:
     sent, answered = layout.groups * layout.blocks, layout.groups * layout.packs
-    spectra = layout.packs * layout.blocks * layout.wide
+    spectra = layout.packs * layout.blocks * min(layout.wide, WIDE)  # of one row by FFTs
     return {
         "bytes_sent_client": (1.0, sent, results),
         "bytes_sent_server": (1.0, answered, results),

@@ -7,8 +7,9 @@ s and noise e and sends b = A s + e + 2^28 u_t mod q, u_t being the one-hot vect
 matrices of multiplication by public elements a_1, a_2, … of R, which both parties expand from a seed that the client
 draws for each session, so that no attack can be prepared once for all clients. The server, which holds the table
 D (V, d), computes D^T b = (D^T A) s + D^T e + 2^28 x_t. Unlike in SimplePIR the hint D^T A (d, n), which would reveal
-the table, stays with the server, and SPU multiplies it by the client's s, in shares. Subtracting that leaves shares of
-2^28 x_t plus small noise, modulo 2^53. All values are kept scaled by 2^11, modulo 2^64, as SPU keeps shares.
+the table, stays with the server. SPU, or `matmul` with `lattice_rest`, multiplies it by the client's s, in shares.
+Subtracting that leaves shares of 2^28 x_t plus small noise, modulo 2^53. All values are kept scaled by 2^11, modulo
+2^64, as SPU keeps shares.
 
 Secrets and noise must be sampled anew for every token of every pass: two queries with the same s would differ by two
 one-hot vectors and small noise, which reveals both tokens.

@@ -1,5 +1,5 @@
-"""Multiplication of a shared matrix by the server's matrix or by a shared one: the arithmetic of `lattice_products` and
-`lattice_attention`.
+"""Multiplication of a shared matrix by the server's matrix or by a shared one: the arithmetic of `lattice_products`,
+`lattice_attention` and `lattice_rest`.
 
 X (T, k) is shared, X = X_0 + X_1 modulo 2^64, and W (k, m) is the server's, both integers of the fixed point. n is the
 degree of the ring R = Z[Y] / (Y^n + 1); ciphertexts are RLWE pairs (a, b), b + a s = message + noise, modulo q = 2^64.
@@ -62,7 +62,7 @@ PACKED = 1 << LEVELS
 ROWS = 128
 """Most rows of X in a ciphertext."""
 WIDE, WIDE_OF_A_ROW = 16, 64
-"""Most columns of W in a ciphertext, of several rows of X and of one: each one's noise meets the entries of all."""
+"""Most columns of W in a ciphertext, for several rows of X and for one row. More columns add noise to all of them."""
 FEW_TAPS = 256
 """Polynomials of W of at most so many coefficients are evaluated at the roots by a matrix, others by an FFT."""
 RESULT_BITS = 28
@@ -402,9 +402,10 @@ class PairLayout(Layout):
 @dataclass(frozen=True)
 class HintLayout(PairLayout):
     """The `PairLayout` of S H, of the client's secrets S (rows, k) and the server's hint H (k, columns) of
-    `aero.two_party.lattice.lookup`, which only the server holds: what SHARE_BITS are of a share are its highest 32.
+    `aero.two_party.lattice.lookup`.
 
-    The others change a result by 0.1 of the fixed point's last bit, because a looked-up row is scaled by 2^39.
+    Only the highest 32 bits of an entry of H are used. The others change a result by about 0.1 of the fixed point's
+    last bit, because a looked-up row is scaled by 2^39.
     """
 
     digit_bits, scale_bits = 16, 32

@@ -53,7 +53,7 @@ FIRST_AT_ONCE = 512
 WORST = 4
 NARROW_MARGIN = 2.0
 LATTICE_SHARE = 2.0**-12
-"""Of the limit of SPU's multiplication, what `lattice_products` holds (tests/two_party/test_fixed_point.py)."""
+"""What `lattice_products` and `lattice_rest` hold of the limit of SPU's multiplication (test_fixed_point.py)."""
 PAIR_SHARE = 2.0 ** -PAIR_TRUNCATIONS[1]
 """The same for `lattice_attention`."""
 OF_SMALLER_RANGE = (
@@ -236,7 +236,8 @@ def farthest(model: GPT, program: str, settings: Settings, prefix: Sequence[int]
 @torch.no_grad()
 def bounds(model: GPT) -> dict[str, float] | None:
     """Bounds that hold for every prompt, from the weights alone: "residual", the norm of a row of the residual stream;
-    "ffn", that of the FFN's first result; "logits", the largest attention logit; "values", that of a head's row of V.
+    "ffn", that of the FFN's first result; "logits", the largest attention logit; "values", that of a head's row of V;
+    "head", the largest logit of the vocabulary.
     None for a He & Hofmann model.
 
     A row of the softmax averages values; a row after a norm has a length of at most sqrt(d) before gain and bias. SiLU
@@ -295,7 +296,9 @@ def bounds(model: GPT) -> dict[str, float] | None:
             largest = max(largest, residual)
             residual = beta * read + out / alpha + (attended if config.parallel_residual else 0.0)
         largest = max(largest, residual)
-    return {"residual": largest, "ffn": ffn, "logits": logits, "values": values}
+    head = normed("ln_f", residual) * rows("token_embedding.weight" if config.tied else "lm_head.weight")
+    head += float(state["lm_head.bias"].abs().max()) if "lm_head.bias" in state else 0.0
+    return {"residual": largest, "ffn": ffn, "logits": logits, "values": values, "head": head}
 
 
 def not_bounded(model: GPT, program: str, settings: Settings) -> list[str]:
@@ -308,7 +311,7 @@ def not_bounded(model: GPT, program: str, settings: Settings) -> list[str]:
     if "narrow_comparisons" in optimizations:
         product = min(product, most["negative"])
     variance = most["negative" if "bounded_reciprocals" in optimizations else "rsqrt"]
-    residual, ffn, logits, values = (found[name] for name in ("residual", "ffn", "logits", "values"))
+    residual, ffn, logits, values, head = (found[name] for name in ("residual", "ffn", "logits", "values", "head"))
     pair = most["product"] * (PAIR_SHARE if "lattice_attention" in optimizations else 1.0)
     normed = model.architecture.layer_norm or model.config.ln_f
     # GELU cubes its argument; LayerNorm squares the centred row and takes the root of its variance.
@@ -320,7 +323,9 @@ def not_bounded(model: GPT, program: str, settings: Settings) -> list[str]:
         "attention logits": logits < min(product, pair)
         and 2 * logits < (most["squarings"] if "fewer_squarings" in optimizations else most["exp"]),
         # Row sums of exponentials are at most T, and divide the sum later.
-        "attention outputs": values * model.config.context < pair,
+        "attention outputs": values * model.config.context < pair and values < product,
+        "logits of the vocabulary": head
+        < most["product"] * (LATTICE_SHARE if "lattice_rest" in optimizations else 1.0),
     }
     return [name for name, fits in inside.items() if not fits]
 

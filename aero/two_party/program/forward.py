@@ -39,6 +39,7 @@ from aero.two_party.program.optimizations import AS_PUBLISHED, Optimizations, pa
 from aero.two_party.program.weights import weight_arrays, weight_shapes
 
 COVER_BLOCKS = 16
+ROW_OF_KEYS = 128
 WIDE = 4  # entries of a node: wider ones take fewer rounds and more bytes
 Call = Callable[..., Array]
 
@@ -139,8 +140,8 @@ class _Pass:
         return self.narrow | {name: value for name, (switch, value) in more.items() if self.has(switch)}
 
     def affine(self, x: Array, map_: Affine) -> Array:
-        """A matrix of the server's, and its bias. lattice_products takes it outside SPU, of one row lattice_rest."""
-        outside = self.has("lattice_products" if x.shape[0] > 1 else "lattice_rest")
+        """A matrix of the server's, and its bias. Outside SPU with lattice_products, and one row with lattice_rest."""
+        outside = self.has("lattice_products") and (x.shape[0] > 1 or self.has("lattice_rest"))
         y = self.run("lattice_linear", x, map_.weight) if outside else linear_in_slices(self.run, x, map_.weight)
         return y if map_.bias is None else y + map_.bias
 
@@ -160,9 +161,9 @@ class _Pass:
         return sum(parts[1:], parts[0])
 
     def project(self, x: Array, head: Array) -> Array:
-        """Logits (rows, V) of states x (rows, d), by SPU in slices of the vocabulary."""
+        """Logits (rows, V) of states x (rows, d): with lattice_rest at once, else by SPU in slices of V."""
         if self.has("lattice_rest"):
-            return self.run("lattice_linear", x, head)
+            return self.run("vocabulary_slice", x, head, lattice_linear=1)
         size = HEAD_SLICE if x.shape[0] == 1 else SLICE
         starts = range(0, head.shape[1], size)
         parts = [self.run("vocabulary_slice", x, head[:, low : low + size]) for low in starts]
@@ -219,7 +220,9 @@ class _Pass:
         """ "scores" or "mix" of x (H, rows, ...) and keys or values (G, T, d_k): the rows of the H / G heads of queries
         that share keys are rows of one matrix."""
         heads, rows, width = x.shape
-        outside = {"lattice": 1} if self.has("lattice_attention") and (rows > 1 or self.has("lattice_rest")) else {}
+        # A query holds 16 inner places, of P V as many as there are keys: with more than these it is larger than SPU's.
+        row = self.has("lattice_rest") and (kind == "scores" or width <= ROW_OF_KEYS)
+        outside = {"lattice": 1} if self.has("lattice_attention") and (rows > 1 or row) else {}
         y = self.run(kind, x.reshape(of_keys.shape[0], -1, width), of_keys, **outside)
         return y.reshape(heads, rows, -1)
 

@@ -50,8 +50,8 @@ def id_lookup(ids: Array, table: Array) -> Array:
 def embedding_lookup(one_hot: Array, table: Array, lattice_linear: int = 0) -> Array:
     """One-hot (T, V) times the embedding table (V, d) by encrypted queries (`aero.two_party.lattice.lookup`).
 
-    SPU multiplies the client's secrets by the server's hint, unless `lattice_linear`, which does that as the operation
-    of this name does. SPU truncates the 39 bits by which a row is scaled up.
+    SPU multiplies the client's secrets by the server's hint; with `lattice_linear` the parties do, as in the operation
+    of this name. SPU truncates the 39 bits by which a row is scaled up.
     """
     if lattice_linear:
         return _truncated(share_steps.lattice_rows(one_hot, table), lookup.TRUNCATIONS)
@@ -72,6 +72,11 @@ def lattice_linear(x: Array, weight: Array) -> Array:
     SPU truncates the 28 bits by which the result is scaled up.
     """
     return _truncated(share_steps.lattice_product(x, weight), matmul.TRUNCATIONS)
+
+
+def vocabulary_slice(x: Array, weight: Array, lattice_linear: int = 0) -> Array:
+    """(rows, d) times columns of the server's (d, V), outside SPU with `lattice_linear`."""
+    return KINDS["lattice_linear" if lattice_linear else "linear"].function(x, weight)
 
 
 def _truncated(x: Array, bits: tuple[int, ...]) -> Array:
@@ -144,7 +149,7 @@ KINDS: dict[str, Kind] = {
     "id_lookup": Kind(id_lookup, ("ids", "secret")),
     "linear": Kind(multiplied, ("secret", "server")),
     "lattice_linear": Kind(lattice_linear, ("secret", "server")),
-    "vocabulary_slice": Kind(multiplied, ("secret", "server")),
+    "vocabulary_slice": Kind(vocabulary_slice, ("secret", "server")),
     "scores": Kind(scores, ("secret", "secret")),
     "mix": Kind(mix, ("secret", "secret")),
     "gate": Kind(scaled, ("secret", "secret")),

@@ -127,15 +127,17 @@ def within_budget(model: GPT, program: str, budget: float = CONDITION_BUDGET, fr
             optimizations -= {"lattice_lookup"}
     if absorbs(architecture, optimizations):
         rebased = _rebased(architecture, model.config, state, budget)
-    for name, wide in (("lattice_products", matmul.WIDE), ("lattice_rest", matmul.WIDE_OF_A_ROW)):
-        if name not in optimizations:
-            continue
+    if optimizations & {"lattice_products", "lattice_rest"}:
         weights = folded(architecture, model.config, state, program_name(optimizations, rebased))
         matrices = [matrix for layer in weights.layers for matrix in layer.matrices]
         matrices += [] if weights.basis is None else [weights.basis.weight]
-        matrices += [weights.head.weight] if name == "lattice_rest" else []
-        if not all(matmul.fits(matrix.numpy(), fraction_bits, wide) for matrix in matrices):
-            optimizations -= {name}
+        rest = [*matrices, weights.head.weight]
+        for name, needed, wide in (
+            ("lattice_products", matrices, matmul.WIDE),
+            ("lattice_rest", rest, matmul.WIDE_OF_A_ROW),
+        ):
+            if name in optimizations and not all(matmul.fits(one.numpy(), fraction_bits, wide) for one in needed):
+                optimizations -= {name}
     return program_name(optimizations, rebased)
 
 

@@ -353,7 +353,7 @@ show.table(
     tables.outside_tuned(results),
     "Optimizations outside the optimised program",
     "Options of `--program`, newer than the optimised program of the other tables. Seconds of computing and minutes on "
-    "the WAN (100 Mbit/s, 80 ms) are over those of the first line. All were measured together within half an hour; "
+    "the WAN (100 Mbit/s, 80 ms) are over those of the first line. All were measured in one session on one machine; "
     "rounds differ from those of other tables by some per cent.",
     sources=["results/two_party/outside_tuned.csv"],
     command="python -m benchmarks.optimizations together",

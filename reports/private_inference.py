@@ -407,7 +407,7 @@ show.table(
     tables.cached_passes(results),
     "A next token with cached keys and values",
     "A whole pass over 128 tokens (SmolLM2-135M: 16) and the costlier of the last two tokens from the cache; in "
-    "brackets their ratio. Measured on slower machines than the other tables.",
+    "brackets their ratio. The machines differ: compare seconds within a line only.",
     sources=["results/two_party/generation.csv"],
     command="python -m benchmarks.generation SM+ScFuFFN SM+LN+R SM+LN+G",
 )

@@ -12,7 +12,7 @@ import pytest
 
 from aero.published import load as load_paper
 from aero.records import read_csv
-from aero.report import appendix
+from aero.report import appendix, show
 from aero.report.costs import COST_TABLES, all_costs, audit, fits, parts, row_costs, saving, wan_minutes
 from aero.report.papers import private_inference, private_tables
 from aero.report.papers.private_inference import Point, with_front
@@ -76,6 +76,11 @@ def test_tables_have_at_most_six_columns_and_no_raw_gap(table: Callable[[Results
 @pytest.mark.parametrize("make", [*TABLES, *FIGURES])
 def test_missing_results_leave_gaps(make: Callable[[Results], object], empty: Results):
     make(empty)
+
+
+@pytest.mark.parametrize("figure", FIGURES)
+def test_figures_are_vector_graphics(figure: Callable, committed: Results):
+    assert "<image" not in show.svg(figure(committed), "title")
 
 
 def test_the_fit_has_every_published_row_within_1_1_percent(committed: Results):

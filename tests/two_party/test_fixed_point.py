@@ -11,16 +11,7 @@ from made_models import random_model, torch_logits
 
 from aero.two_party.program import fixed_point
 from aero.two_party.program.end_to_end import ask
-from aero.two_party.program.fixed_point import (
-    bounds,
-    coverage,
-    farthest,
-    fitting,
-    limits,
-    not_bounded,
-    watched,
-    worst_first,
-)
+from aero.two_party.program.fixed_point import bounds, farthest, fitting, limits, not_bounded, watched
 from aero.two_party.runtime.parties import run_parties
 from aero.two_party.runtime.settings import CLIENT, Settings, TwoPartyError
 
@@ -145,7 +136,7 @@ def test_a_token_or_a_position_that_random_prompts_lack_is_found(kind, monkeypat
         patched.setattr(fixed_point, "probes", lambda model, prefix: [drawn[:12]])
         assert RARE not in drawn and farthest(model, "as_written", Settings()).value < 2.0**20
     if kind != "position":
-        assert worst_first(model)[0] == RARE
+        assert fixed_point.worst_first(model)[0] == RARE
     with pytest.raises(TwoPartyError, match="do not fit.* of layer 1, which" if kind == "hidden" else "do not fit"):
         fitting(model, "as_written", Settings())
     assert not_bounded(model, "as_written", Settings())
@@ -197,7 +188,7 @@ def test_no_prompt_exceeds_the_bounds_from_the_weights(row, switches):
 
 def test_the_client_is_told_what_was_checked():
     model = random_model("SM+LN+G", layers=2)
-    said = coverage(model, "tuned", Settings())
+    said = fixed_point.coverage(model, "tuned", Settings())
     assert "no prompt leaves" in said and "all 41 tokens" in said
     for other, program in (
         (scaled("SM+LN+R", 1e5), "tuned"),
@@ -205,13 +196,14 @@ def test_the_client_is_told_what_was_checked():
         (random_model("SOTA(SM+ScFFN)"), "tuned"),
         (model, "as_written+fewer_squarings"),
     ):
-        assert "not checked" in coverage(other, program, Settings())
+        assert "not checked" in fixed_point.coverage(other, program, Settings())
 
 
 def test_limits_by_hand():
     expected = {"product": 26, "rsqrt": 17, "div": 18, "exp": 9, "squarings": 5, "negative": 12, "value": 44}
     assert limits(Settings()) == {name: 2.0**power for name, power in expected.items()}
     assert limits(Settings(field="FM128", fraction_bits=20))["product"] == 2.0**86
+    assert "dot_general" in fixed_point.PRODUCTS
 
 
 def test_lattice_multiplication_has_a_smaller_range():

@@ -110,7 +110,7 @@ def answered_and_decrypted(secret, layout, matrix, encrypt, own):
     return np.concatenate(decrypted) + masks
 
 
-@pytest.mark.parametrize(("rows", "inner", "columns"), [(128, 40, 50), (129, 48, 300), (12, 16, 16), (1, 10, 1100)])
+@pytest.mark.parametrize("rows, inner, columns", [(128, 40, 50), (129, 48, 300), (12, 16, 16), (2, 5, 1), (1, 9, 1100)])
 def test_shares_of_the_result_are_those_of_integers(rows, inner, columns):
     """Within six predicted standard deviations of the noise, for sizes that need padding."""
     layout, secret = lattice.Layout(rows, inner, columns), lattice.SecretKey()

@@ -155,22 +155,23 @@ def _batches(entries: int) -> int:
 def _lookup_features(operation: Sized) -> dict[str, tuple[float, ...]]:
     """The client's secrets times slices of the server's hint, the queries, and truncations of the result."""
     (tokens, vocabulary), (_, width) = operation.shapes
-    if operation.outside:
-        found = _layout_features(HintLayout.of(tokens, lookup.DEGREE, width), tokens * width)
-        queries = tokens * vocabulary
-        more = {"bytes_sent_client": (queries,), "seconds": (queries, queries * width)}
-        more["messages"] = (math.ceil(tokens / lookup.TOKENS_AT_ONCE),)
-        return {name: (*values, *more.get(name, ())) for name, values in found.items()}
-    one, many = ciphertexts(tokens, lookup.HINT_SLICE, width), lookup.DEGREE // lookup.HINT_SLICE
-    client, server, both = one.directions(many)
     results, queries = tokens * width, tokens * vocabulary
-    return {
-        "bytes_sent_client": (1.0, *client, results, queries),
-        "bytes_sent_server": (1.0, *server, results),
-        "messages": (1.0, *both, results, math.ceil(tokens / lookup.TOKENS_AT_ONCE)),
-        "seconds": (1.0, many * one.multiplied, many * one.automorphisms, queries, queries * width),
-        "rounds": (1.0,),
-    }
+    if operation.outside:
+        found = _layout_features(HintLayout.of(tokens, lookup.DEGREE, width), results)
+    else:
+        one, many = ciphertexts(tokens, lookup.HINT_SLICE, width), lookup.DEGREE // lookup.HINT_SLICE
+        client, server, both = one.directions(many)
+        found = {
+            "bytes_sent_client": (1.0, *client, results),
+            "bytes_sent_server": (1.0, *server, results),
+            "messages": (1.0, *both, results),
+            "seconds": (1.0, many * one.multiplied, many * one.automorphisms),
+            "rounds": (1.0,),
+        }
+    found["bytes_sent_client"] += (queries,)
+    found["messages"] += (math.ceil(tokens / lookup.TOKENS_AT_ONCE),)
+    found["seconds"] += (queries, queries * width)
+    return found
 
 
 def _lattice_features(operation: Sized) -> dict[str, tuple[float, ...]]:

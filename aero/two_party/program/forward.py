@@ -39,7 +39,7 @@ from aero.two_party.program.optimizations import AS_PUBLISHED, Optimizations, pa
 from aero.two_party.program.weights import weight_arrays, weight_shapes
 
 COVER_BLOCKS = 16
-ROW_OF_KEYS = 128
+ROW_OF_KEYS = 128  # most keys for which P V of one row is taken outside SPU
 WIDE = 4  # entries of a node: wider ones take fewer rounds and more bytes
 Call = Callable[..., Array]
 

@@ -49,11 +49,10 @@ FOLDER = Path("results/two_party")
 ERRORS = FOLDER / "savings_errors.csv"
 PROMPTS_A_SESSION = 20
 AT_ONCE = 4  # operations of a session, after which measurements are written
-_OUTSIDE = tuple(f"+{name}" for name in OPTIMIZATIONS if name not in (*TUNED, "fewer_squarings"))
-_NARROW_TREE = "".join(name for name in _OUTSIDE if name != "+wide_maxima")
-_FEWEST_BYTES = _NARROW_TREE.replace("+lattice_rest", "")
-_NO_TILES = [f"tuned-row_tiles{names}" for names in ("", _NARROW_TREE, "".join(_OUTSIDE))]
-OUTSIDE_TUNED = ("tuned", *(f"tuned{name}" for name in _OUTSIDE), f"tuned{_FEWEST_BYTES}", *_NO_TILES)
+_OUTSIDE = tuple(f"+{name}" for name in OPTIMIZATIONS if name not in TUNED)
+_ALL = "".join(_OUTSIDE)
+_FEWEST_BYTES = _ALL.replace("+wide_maxima", "")
+OUTSIDE_TUNED = ("tuned", *(f"tuned{name}" for name in _OUTSIDE), f"tuned{_FEWEST_BYTES}", f"tuned{_ALL}")
 ERROR_KEY = ("architecture", "program", "scale", "tokens")
 ERROR_COLUMNS = (*ERROR_KEY[:3], "prompts", "tokens", "max_logit_error", "same_top_token", "provenance")
 

@@ -254,8 +254,8 @@ def _program(text: str) -> str:
         )
     if "+absorbed_ffn" in text and "absorbed_ffn" not in optimizations:
         raise UserError(f"{text}: absorbed_ffn has no effect without folded_ffn; add folded_ffn")
-    if "+fewer_squarings" in text and "fewer_squarings" not in optimizations:
-        raise UserError(f"{text}: fewer_squarings has no effect together with split_exponential; leave one of them out")
+    if "+gelu_by_squares" in text and "gelu_by_squares" not in optimizations:
+        raise UserError(f"{text}: gelu_by_squares has no effect without segmented_gelu; add segmented_gelu")
     return program_name(optimizations, rebased)
 
 

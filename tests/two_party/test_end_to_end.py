@@ -27,15 +27,15 @@ BIASES = {"qk_bias": True, "vo_bias": True, "ffn_bias": True}
 # The fast ones and those of test_generation.py cover every kind of norm and attention, and of FFN but the leaky ReLU.
 # A checkpoint answers in test_isolation.py.
 FAST = (
-    ("SM+LN+SNorm(QKVO+FFN)", "tuned-row_tiles+lattice_attention+lattice_rest", {}),
-    ("SM+LN+G", "tuned", {"layers": 1}),
+    ("SM+LN+SNorm(QKVO+FFN)", "tuned+lattice_attention+lattice_rest+bounded_reciprocals", {}),
+    ("SM+LN+G", "tuned-row_tiles+lattice_rest+gelu_by_squares", {"layers": 1}),
     ("SOTA(SM+ScFuFFN)", "as_written", {}),
 )
 SLOW = (
     ("SM+LN+R", "tuned", PYTHIA),
     ("SM+RMS+SwiGLU", "tuned", LLAMA),
     ("SM+LeakyR(global)", "tuned+lattice_attention+narrow_comparisons+wide_maxima+bounded_reciprocals", {}),
-    ("SM(t)+R", "tuned-split_exponential+lattice_rest+narrow_comparisons+fewer_squarings", {}),
+    ("SM(t)+R", "tuned-split_exponential+lattice_rest+narrow_comparisons", {}),
     ("EReg(SM(t)+ScFuFFNi_1)", "tuned", {}),
     ("SM+RMS+SwiGLU", "as_written", LLAMA),
     ("SOTA(SM+ScFuFFNi_1)", "as_published", {}),
@@ -111,7 +111,7 @@ def test_rings_that_do_not_fit_are_refused():
     for program, field, named in (
         ("tuned", "FM128", "64 bits at most"),
         ("as_written+narrow_comparisons", "FM128", "64 bits at most"),
-        ("as_written+fewer_squarings", "FM128", "64 bits at most"),
+        ("as_written+segmented_gelu+gelu_by_squares", "FM128", "64 bits at most"),
         ("as_written", "FM32", "cannot divide"),
     ):
         with pytest.raises(TwoPartyError, match=named) as caught:

@@ -179,7 +179,7 @@ def nothing_in_the_clear(session, prompt, model, program):
     [
         ("SM+ScFuFFN", "tuned+lattice_attention+narrow_comparisons", {"folded", "folded, integers"}),
         ("SM+ScFuFFN", "tuned-lattice_products", {"folded"}),
-        ("SM+LN+G", "as_written+fewer_squarings", None),
+        ("SM+LN+G", "as_written+segmented_gelu+gelu_by_squares", None),
     ],
 )
 def test_other_programs_expose_nothing_either(tmp_path, row, program, at_the_server):

@@ -35,20 +35,21 @@ ROWS_OF_THREE_LAYERS = [row.replace("i_6", "i_2") for row in ROWS]
 def exact(gelu):
     """The operations with exact functions instead of approximations: only the folding is left, and it is exact."""
 
-    def softmax(x, blocks=1, narrow=0, few=0, wide=0):
+    def softmax(x, blocks=1, narrow=0, wide=0):
         return nonlinear.softmax_plain(x, narrow=bool(narrow), wide=wide)
 
     functions = {
         "softmax_cover": softmax,
         "softmax_plain": softmax,
-        "exponentials": lambda x, blocks, split, narrow=0, few=0, wide=0: nonlinear.exponentials(
+        "exponentials": lambda x, blocks, split, narrow=0, wide=0: nonlinear.exponentials(
             x, None, blocks, False, bool(narrow), wide=wide
         ),
         "gelu_segments": lambda x, narrow=0: jax.nn.gelu(x, approximate=gelu != "exact"),
         "silu_segments": lambda x, narrow=0: jax.nn.silu(x),
         "reciprocal_sums": lambda x, narrow=1: call("inverse_sums", x),
         "normalise": lambda x, narrow=0: nonlinear.normalise(x),
-        "normalise_tiles": lambda x, narrow=0: nonlinear.normalise(x, tiles=True),
+        "gelu_squares": lambda x, narrow=0: jax.nn.gelu(x, approximate=gelu != "exact"),
+        "normalise_tiles": lambda x, narrow=0, lattice=0: nonlinear.normalise(x, tiles=True),
     }
     return compiled(lambda kind, *arrays, **constants: functions.get(kind, partial(call, kind))(*arrays, **constants))
 
@@ -153,9 +154,8 @@ def test_tuned_in_the_clear_is_as_near_as_its_approximations(row):
 def test_programs_by_name():
     assert parse_program("tuned") == (TUNED, ())
     assert parse_program("tuned+narrow_comparisons") == (TUNED | {"narrow_comparisons"}, ())
-    # Split exponentials need no squaring at all.
-    assert parse_program("tuned+fewer_squarings") == parse_program("tuned")
-    assert parse_program(toggled("fewer_squarings"))[0] == TUNED - {"split_exponential"} | {"fewer_squarings"}
+    assert parse_program("as_written+gelu_by_squares") == parse_program("as_written")
+    assert toggled("gelu_by_squares") == "tuned+gelu_by_squares" and toggled("row_tiles") == "tuned-row_tiles"
     assert parse_program("tuned-narrow_comparisons") == parse_program("tuned")
     assert parse_program("as_written+last_row@1,2") == (frozenset({"last_row"}), (1, 2))
     assert "absorbed_ffn" not in parse_program("tuned-folded_ffn")[0]
@@ -166,8 +166,8 @@ def test_programs_by_name():
         "tuned@3,7",
         "tuned-lattice_products-last_row",
         "tuned-lattice_products+narrow_comparisons@2",
-        "as_written+narrow_comparisons+fewer_squarings",
-        "tuned-split_exponential+fewer_squarings",
+        "as_written+segmented_gelu+narrow_comparisons+gelu_by_squares",
+        "tuned-split_exponential+gelu_by_squares",
     ):
         assert program_name(*parse_program(text)) == text
     assert program_name(*parse_program("tuned+lattice_products@2")) == "tuned@2"
@@ -251,7 +251,7 @@ def test_a_diverged_model_is_refused_by_the_name_of_its_tensor(row, value):
     ("row", "program", "switches"),
     [
         ("SM+LN+G", "tuned", {}),
-        ("SM(t)+R", "tuned-split_exponential+fewer_squarings", {}),
+        ("SM(t)+R", "tuned-split_exponential", {}),
         ("EReg(SM(t)+ScFuFFNi_2)", "tuned", {}),
         ("SM+LN+R", "tuned+narrow_comparisons+wide_maxima+bounded_reciprocals", PYTHIA),
         ("SM(t)+ScFFN", "as_written", PYTHIA),

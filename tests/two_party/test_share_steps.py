@@ -11,8 +11,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from aero.two_party.lattice import share_steps as shares
+from aero.two_party.lattice.matmul import PACKED, PairLayout, SquaresLayout
 from aero.two_party.lattice.ring import ring_elements, share_of
-from aero.two_party.lattice.share_steps import OCTAVES, SQUARINGS, STEPS, StepContext, negative
+from aero.two_party.lattice.share_steps import OCTAVES, STEPS, StepContext, negative
 from aero.two_party.program import nonlinear
 from aero.two_party.program.bounded import (
     RECIPROCAL_ROOT_ERROR,
@@ -31,6 +32,11 @@ RING = 1 << 64
 MOST = 129.0
 SUMS = np.geomspace(1.0, 128.0, 512).astype(np.float32)
 ROWS = np.random.default_rng(0).integers(-40, 40, (64, 13)).astype(np.float32)  # with ties
+SQUARED = {
+    "x": np.linspace(-100.0, 100.0, 40_000).astype(np.float32),
+    "rows": np.random.default_rng(3).normal(0.5, np.geomspace(0.1, 20.0, 140)[:, None], (140, 100)).astype(np.float32),
+    "factors": np.random.default_rng(4).uniform(0.0, 2.0, 140).astype(np.float32),
+}
 
 
 @given(st.integers(0, int(OCTAVES * 2**BITS) - 1), st.integers(0, RING - 1))
@@ -170,20 +176,30 @@ def signs_task(party, values):
     return profiles, {name: party.reveal(name, to=CLIENT) for name in profiles}
 
 
-def by_five(x):
-    return shares.exponential(x)
+def squared(x):
+    return shares.square(x)
 
 
-def by_eight(x):
-    return jnp.exp(x)
+def multiplied(x):
+    return x * x
 
 
-def squarings_task(party, values):
-    party.put("x", values, (4096,), from_rank=CLIENT)
+def scaled_rows(x, factors):
+    return nonlinear.row_tiles(x, factors, lattice=1)
+
+
+def normalised(x):
+    return nonlinear.normalise(x, narrow=True, tiles=True, lattice=1)
+
+
+def squares_task(party, values):
+    """Squares of 40,000 numbers, and rows that are scaled, and divided by the root of their squares, outside SPU."""
+    for name, shape in (("x", (40_000,)), ("rows", (140, 100)), ("factors", (140,))):
+        party.put(name, values and values[name], shape, from_rank=CLIENT)
     profiles = {}
-    for function in (by_five, by_eight):
+    for function, names in ((squared, "x"), (multiplied, "x"), (normalised, "rows"), (scaled_rows, "rows factors")):
         for _ in range(2):
-            profiles[function.__name__] = party.run(function, ["x"], [function.__name__])
+            profiles[function.__name__] = party.run(function, names.split(), [function.__name__])
     return profiles, {name: party.reveal(name, to=CLIENT) for name in profiles}
 
 
@@ -225,7 +241,7 @@ def bounded_task(party, given):
     return found, messages
 
 
-TASKS = {"signs": signs_task, "squarings": squarings_task, "one sign": one_sign_task, "bounded": bounded_task}
+TASKS = {"signs": signs_task, "squares": squares_task, "one sign": one_sign_task, "bounded": bounded_task}
 
 
 def every_task(party, given):
@@ -240,7 +256,7 @@ def session():
     signs[:5] = (-1.0, np.nextafter(np.float32(1), np.float32(0)), 0.0, 2.0**-31, -(2.0**-31))
     given = {
         "signs": signs,
-        "squarings": np.linspace(-100.0, 0.0, 4096).astype(np.float32),
+        "squares": SQUARED,
         "one sign": np.random.default_rng(2).normal(0, 10, 4096).astype(np.float32),
         "bounded": None,
     }
@@ -265,23 +281,24 @@ def test_narrow_comparisons_of_two_processes_and_their_limit(session):
     assert "msb_a2b" in {one.name for one in narrow.operations}
 
 
-def test_five_squarings_of_two_processes_and_their_limit(session):
-    """Off by |x|^3 e^x / 6144, 2.2e-4 at most, and x^2 e^x / 512, 1.1e-3; truncations add units, times 2^5 or 2^8."""
-    values, (spent, found), (spent_there, _) = session["squarings"]
-    inside = values > -1.5 * 2.0**SQUARINGS
-    off = {name: np.abs(result - np.exp(values)) for name, result in found.items()}
-    assert off["by_five"][inside].max() < 6e-4 < 1e-3 < off["by_eight"].max() < 4e-3
-    # It turns round at -2^5, is 0 there, and above 1 beyond -2^6: what `fixed_point` looks for.
-    assert off["by_five"][values < -(2.0 ** (SQUARINGS + 1)) - 4].min() > 1
-    five, eight = spent["by_five"], spent["by_eight"]
-    assert five.bytes < 0.8 * eight.bytes
-    assert (five.bytes_sent, five.bytes_received) == (
-        spent_there["by_five"].bytes_received,
-        spent_there["by_five"].bytes_sent,
-    )
-    # The step's own session of SPU took the squares, as its operations say.
-    squares = [sum(one.executed for one in p.operations if one.name == "square_s") for p in (five, eight)]
-    assert squares == [SQUARINGS, 8]
+def test_squares_and_scaled_rows_of_two_processes(session):
+    """Within a few last bits, which a square multiplies by 2 |x|; with the bytes that the formulas say."""
+    values, (spent, found), (spent_there, _) = session["squares"]
+    # As SPU takes an input.
+    x, rows, factors = (np.trunc(values[n].astype(np.float64) / STEP) * STEP for n in ("x", "rows", "factors"))
+    assert (np.abs(found["squared"] - x**2) < STEP * (4 + 4 * np.abs(x))).all()
+    assert spent["squared"].bytes < 0.72 * spent["multiplied"].bytes
+    assert np.abs(found["scaled_rows"] - rows * factors[:, None]).max() < 16 * STEP
+    centred = rows - rows.mean(1, keepdims=True)
+    exact = centred / np.sqrt(centred.var(1, keepdims=True) + 1e-5)
+    assert (np.abs(found["normalised"] - exact) < 2e-3 * np.abs(exact) + 1e-3).all()
+    for one, other in zip(spent.values(), spent_there.values(), strict=True):
+        assert (one.bytes_sent, one.bytes_received) == (other.bytes_received, other.bytes_sent)
+    # 140 rows are two groups of 70, and nine tiles of 16, each a product of its own. The root compares as well.
+    tiles, squares = PairLayout.of(PACKED, PACKED, 100), SquaresLayout.of(140, 100)
+    sent = 9 * tiles.query_bytes, 2 * squares.query_bytes
+    for name, least, more in (("scaled_rows", sent[0], 1e5), ("normalised", sum(sent), 1e6)):
+        assert 0 <= spent[name].bytes_sent - least - 9 * tiles.answer_bytes < more, name
 
 
 def test_values_compared_in_32_bits_do_not_cross_the_link(session):

@@ -191,9 +191,9 @@ def filled(new: Measurement, earlier: Measurement | None) -> Measurement:
     return replace(new, **{name: getattr(earlier, name) for name in lacking})
 
 
-OWN_PROTOCOLS = ("lattice_linear", "lattice=1", "narrow=1", "few=1")
+OWN_PROTOCOLS = ("lattice_linear", "lattice=1", "narrow=1", "gelu_squares")
 """What the names of all operations contain that use a protocol with keys or oblivious transfers of its own: lattice
-multiplication by the server's matrix and of two shared matrices, comparison in 32 bits, fewer squarings."""
+multiplication by the server's matrix and of two shared matrices, comparison in 32 bits, squares."""
 
 
 def session_setup(parts: Iterable[Measurement]) -> float:

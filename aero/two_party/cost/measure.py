@@ -39,7 +39,7 @@ OWN_KEYS = dict(
             Operation("lattice_linear", ((8, 8), (8, 8))),
             Operation("scores", ((1, 8, 8), (1, 8, 8)), (("lattice", 1),)),
             Operation("relu", ((8, 8),), (("narrow", 1),)),
-            Operation("softmax_plain", ((1, 8, 8),), (("few", 1),)),
+            Operation("gelu_squares", ((8, 8),)),
         ),
         strict=True,
     )
@@ -143,10 +143,10 @@ def warm_up(operations: Iterable[Operation]) -> tuple[Operation, ...]:
 def set_up(party: Party, program: str, before: Callable[[int, int], Any] = lambda number, many: None) -> list[Profile]:
     """Run what makes the keys that passes of `program` need; `before` gets the number of each run and of all."""
     optimizations, _ = parse_program(program)
-    parts = {"lattice_attention": "lattice=1", "fewer_squarings": "few=1"}
-    parts |= dict.fromkeys(("lattice_products", "lattice_rest"), "lattice_linear")
-    parts |= dict.fromkeys(("narrow_comparisons", "bounded_reciprocals"), "narrow=1")
-    needed = {part for name, part in parts.items() if name in optimizations}
+    parts = {"lattice_products": ("lattice_linear",), "lattice_attention": ("lattice=1",)}
+    parts |= {"lattice_rest": ("lattice_linear", "lattice=1"), "gelu_by_squares": ("gelu_squares",)}
+    parts |= dict.fromkeys(("narrow_comparisons", "bounded_reciprocals"), ("narrow=1",))
+    needed = {part for name in optimizations for part in parts.get(name, ())}
     first = (*WARM_UP, *(one for part, one in OWN_KEYS.items() if part in needed))
     profiles = []
     for number, operation in enumerate(first, 1):

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 BOTH_WAYS_AT_ONCE = frozenset(
-    {"softmax_plain", "softmax_cover", "gelu_plain", "gelu_exact", "gelu_segments"}
+    {"softmax_plain", "softmax_cover", "gelu_plain", "gelu_exact", "gelu_segments", "gelu_squares"}
     | {"scores", "mix", "scale_rows", "scale_row_tiles"}
     | {"softmax_clipped", "linear_shared", "vocabulary_slice_shared", "scale_shared"}
 )

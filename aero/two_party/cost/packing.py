@@ -15,8 +15,8 @@ from dataclasses import dataclass
 from functools import cache
 
 from aero.two_party.lattice import lookup
-from aero.two_party.lattice.matmul import WIDE, HintLayout, Layout, PairLayout
-from aero.two_party.program.cover import Cover, narrow_levels, tile_side, tree_levels
+from aero.two_party.lattice.matmul import PACKED, WIDE, HintLayout, Layout, PairLayout, SquaresLayout
+from aero.two_party.program.cover import Cover, narrow_levels, tile_side, tiles_together, tree_levels
 
 SLOTS = 8192
 EMBEDDINGS = ("embedding_slice", "embedding_lookup", "id_lookup")
@@ -106,7 +106,7 @@ def features(operation: Sized) -> dict[str, tuple[float, ...]]:
     if operation.kind == "lattice_linear" or (operation.kind == "vocabulary_slice" and operation.outside):
         return _lattice_features(operation)
     if operation.outside:
-        return _pair_features(operation)
+        return _row_features(operation) if operation.kind in _ROW_TILES else _pair_features(operation)
     matmul_ = _matmul(operation)
     if matmul_ is not None:
         many, rows, inner, columns = matmul_
@@ -205,6 +205,24 @@ def _pair_features(operation: Sized) -> dict[str, tuple[float, ...]]:
         "bytes_sent_server": (1.0, sent, answered, results),
         "messages": (1.0, results),
         "seconds": (1.0, sent, spectra, answered * layout.blocks, answered),
+        "rounds": (1.0,),
+    }
+
+
+def _row_features(operation: Sized) -> dict[str, tuple[float, ...]]:
+    """The same of rows scaled as tiles, and of the squares that a norm sums, for which only the client queries."""
+    *lead, many, width = operation.shapes[0]
+    rows, together = math.prod(lead) * many, tiles_together(width)
+    products, layout = -(-rows // (PACKED * together)), PairLayout.of(PACKED * together, PACKED, together * width)
+    sent, answered, squares = products * layout.blocks, products * layout.packs, (0, 0)
+    if operation.kind != "scale_row_tiles":
+        of_squares = SquaresLayout.of(many, width)
+        squares = of_squares.groups * of_squares.blocks, of_squares.groups * of_squares.packs
+    return {
+        "bytes_sent_client": (1.0, sent + squares[0], answered, rows * width, rows),
+        "bytes_sent_server": (1.0, sent, answered + squares[1], rows * width, rows),
+        "messages": (1.0, rows * width, rows),
+        "seconds": (1.0, sent + squares[0], sent * layout.packs + squares[0] * squares[1], answered + squares[1]),
         "rounds": (1.0,),
     }
 

@@ -87,6 +87,8 @@ PAIR_TRUNCATIONS = (16, 16)
 """As TRUNCATIONS: a result is scaled by 2^32 over fixed point, modulo 2^64. So |X Y| may reach 2^10."""
 PAIR_CUT_BITS = (24, 32)
 """As CUT_BITS, which leaves 5 and 4 bytes a coefficient."""
+MOST_SQUARES = 2048
+"""Most columns of `SquaresLayout`: its scale must not be less than PACKED."""
 
 
 @dataclass(frozen=True)
@@ -417,6 +419,31 @@ class HintLayout(PairLayout):
     def matrix(self, hint: np.ndarray) -> ShareMatrix:
         """The hint (k, columns) uint64 rounded to its highest bits."""
         return ShareMatrix((hint + np.uint64(1 << (self.scale_bits - 1))) >> np.uint64(self.scale_bits), self)
+
+
+@dataclass(frozen=True)
+class SquaresLayout(PairLayout):
+    """The `PairLayout` of 2 X_0 X_1^T, of which only the diagonal is used: what X X^T has beyond the parties' own
+    squares. `inner` is 3 k.
+
+    A result is scaled like those of `PairLayout`, after division by the least power of two that is not below k.
+    """
+
+    digits: int = 3
+
+    digit_bits = 20
+
+    @classmethod
+    def of(cls, rows: int, inner: int) -> SquaresLayout:
+        """For X (rows, inner); ValueError for more than MOST_SQUARES columns."""
+        if inner > MOST_SQUARES:
+            raise ValueError(f"sums of {inner} squares: at most {MOST_SQUARES}")
+        return cls(rows, 3 * inner, rows)
+
+    @property
+    def scale_bits(self) -> int:
+        """Of 2 X_0 X_1^T."""
+        return super().scale_bits + 1 - (self.inner // 3 - 1).bit_length()
 
 
 class ShareMatrix(Matrix):

@@ -18,9 +18,8 @@ the exponential, where SPU takes eight squarings.
 `negative`: comparison. Shares of x modulo 2^64 are, modulo 2^32, shares of x if |x| < 2^31. A second SPU runtime
 compares these in a ring of 32 bits, with half of the digits and oblivious transfers.
 
-`exponential`: SPU computes (1 + y)^(2^8) with y = x / 2^8; this is (1 + y + y^2 / 2)^(2^5) with y = x / 2^5: one
-multiplication more and three squarings less, with relative error |x|^3 / 6144 instead of x^2 / 512. The number of
-squarings is a setting of an SPU runtime, so this step has a runtime of its own too.
+`square`: SPU multiplies x by x as if they were two numbers; only inside its exponential (1 + x / 2^k)^(2^k) it squares,
+with two thirds of the bytes. k is a setting of an SPU runtime, so this step has one of its own, with k = 1.
 """
 
 from __future__ import annotations
@@ -44,8 +43,6 @@ from aero.two_party.runtime.settings import CLIENT, SERVER
 OCTAVES = 16.0
 """`split_powers` takes X below this."""
 Shape = tuple[int, ...]
-SQUARINGS = 5
-"""Of `exponential`. SPU's own exponential has eight."""
 CLIENT_SCALE, SERVER_SCALE = 2.0**13, 2.0**12
 """Factors on 2^-Y_i: at 18 fraction bits their product takes 61 bits of the ring, with relative error below 2^-15."""
 
@@ -55,8 +52,8 @@ class StepContext:
     """What a step can use of its party: rank, fixed point, and the channel to the other party.
 
     receive: takes the length that the next message must have. kept: state of the session's earlier steps. narrow_sign:
-    xor shares of x < 0 from shares (n,) of x modulo 2^32. squared: shares of `exponential` from shares (n,) of x. The
-    last two run a protocol with the other party.
+    xor shares of x < 0 from shares (n,) of x modulo 2^32. squared: shares of x^2 from shares (n,) of x. The last two
+    run a protocol with the other party.
     """
 
     rank: int
@@ -155,11 +152,11 @@ def _lattice_rows_of_a_party(
 ) -> tuple[np.ndarray, ...]:
     secrets, hint, selected = _lattice_query_of_a_party(party, one_hot, table, shapes)
     tokens, width = shapes[0][0], shapes[1][1]
-    layout = matmul.HintLayout.of(tokens, lookup.DEGREE, width)
+    layout, keys = matmul.HintLayout.of(tokens, lookup.DEGREE, width), _product_keys(party)
     secrets, hint = secrets.reshape(tokens, -1), hint.reshape(-1, width)
     if party.rank == CLIENT:
-        return (selected - _of_client(party, layout, lambda key, span: layout.encrypt(key, secrets[span])),)
-    return (selected - _of_server(party, layout, layout.matrix(hint)),)
+        return (selected - _of_client(party, layout, keys, lambda span: layout.encrypt(keys, secrets[span])),)
+    return (selected - _of_server(party, layout, keys, layout.matrix(hint)),)
 
 
 def lattice_product(x: Array, matrix: Array) -> Array:
@@ -181,41 +178,42 @@ def _lattice_product_of_a_share(
     party: StepContext, share: np.ndarray, matrix: matmul.Matrix | None, shapes: Sequence[Shape]
 ) -> tuple[np.ndarray, ...]:
     (rows, inner), (_, columns) = shapes
-    layout, own = matmul.Layout(rows, inner, columns), share.reshape(rows, inner)
+    layout, own, keys = matmul.Layout(rows, inner, columns), share.reshape(rows, inner), _product_keys(party)
     if party.rank == CLIENT:
         bits = matmul.RESULT_BITS - party.fraction_bits
-        return (_of_client(party, layout, lambda key, span: key.encrypt(own[span], layout, bits)),)
-    return (matrix.times_own(own).ravel() + _of_server(party, layout, matrix),)
+        return (_of_client(party, layout, keys, lambda span: keys.encrypt(own[span], layout, bits)),)
+    return (matrix.times_own(own).ravel() + _of_server(party, layout, keys, matrix),)
 
 
-_PRODUCT = "lattice_product"
+def _product_keys(party: StepContext) -> Any:
+    """The client's `SecretKey`, and at the server its `PublicMaterial`, sent in the first such step of a session."""
+    name = "lattice_product"
+    if name not in party.kept:
+        own = matmul.SecretKey() if party.rank == CLIENT else None
+        if own:
+            party.send(own.public_material)
+        party.kept[name] = own or matmul.PublicMaterial(party.receive(matmul.PublicMaterial.size()))
+    return party.kept[name]
 
 
 def _of_client(
-    party: StepContext, layout: matmul.Layout, query: Callable[[matmul.SecretKey, slice], bytes]
+    party: StepContext, layout: matmul.Layout, secret: matmul.SecretKey, query: Callable[[slice], bytes]
 ) -> np.ndarray:
-    """The client sends the query of each group of rows, then receives the answers: its share of the product.
-
-    In the first such step of a session it also sends its public material.
-    """
-    if _PRODUCT not in party.kept:
-        party.kept[_PRODUCT] = matmul.SecretKey()
-        party.send(party.kept[_PRODUCT].public_material)
-    secret = party.kept[_PRODUCT]
+    """The client sends the query of each group of rows, then receives the answers: its share of the product."""
     for span in layout.spans():
-        party.send(query(secret, span))
+        party.send(query(span))
     found = [
         secret.decrypt(party.receive(layout.answer_bytes), layout, span.stop - span.start) for span in layout.spans()
     ]
     return np.concatenate(found).ravel()
 
 
-def _of_server(party: StepContext, layout: matmul.Layout, matrix: matmul.Matrix) -> np.ndarray:
+def _of_server(
+    party: StepContext, layout: matmul.Layout, public: matmul.PublicMaterial, matrix: matmul.Matrix
+) -> np.ndarray:
     """The server answers the client's queries: its share of the product."""
-    if _PRODUCT not in party.kept:
-        party.kept[_PRODUCT] = matmul.PublicMaterial(party.receive(matmul.PublicMaterial.size()))
     queries = [party.receive(layout.query_bytes) for _ in range(layout.groups)]
-    answers, masked = matrix.answer(party.kept[_PRODUCT], queries, layout)
+    answers, masked = matrix.answer(public, queries, layout)
     for answer in answers:
         party.send(answer)
     return masked.ravel()
@@ -226,25 +224,27 @@ def shared_product(x: Array, y: Array) -> Array:
     return on_shares.bind(x, y, step="shared_product")[0]
 
 
-def _shared_product_of_shares(
-    party: StepContext, x: np.ndarray, y: np.ndarray, shapes: Sequence[Shape]
-) -> tuple[np.ndarray, ...]:
-    """Each party multiplies its shares, and sends its share of x, encrypted, for the other to multiply by its of y.
-
-    In the first such step of a session both also send their public material.
-    """
+def _pair_keys(party: StepContext) -> tuple[matmul.SecretKey, matmul.PublicMaterial]:
+    """The own secret key, and the other party's public material; sent in the first such step of a session."""
     if party.ring != "FM64" or party.fraction_bits != matmul.PAIR_FRACTION_BITS:
         raise UserError(
-            f"lattice attention needs the ring FM64 and {matmul.PAIR_FRACTION_BITS} fraction bits, not {party.ring} "
-            f"and {party.fraction_bits}; compute without it (a program without lattice_attention)"
+            f"lattice multiplication of two secrets needs the ring FM64 and {matmul.PAIR_FRACTION_BITS} fraction bits, "
+            f"not {party.ring} and {party.fraction_bits}; use a program without lattice_attention and lattice_rest"
         )
-    (heads, rows, inner), (*_, columns) = shapes
-    x, y, name = x.reshape(shapes[0]), y.reshape(shapes[1]), "shared_product"
+    name = "shared_product"
     if name not in party.kept:
         own = matmul.SecretKey()
         party.send(own.public_material)
         party.kept[name] = own, matmul.PublicMaterial(party.receive(matmul.PublicMaterial.size()))
-    secret, public = party.kept[name]
+    return party.kept[name]
+
+
+def _shared_product_of_shares(
+    party: StepContext, x: np.ndarray, y: np.ndarray, shapes: Sequence[Shape]
+) -> tuple[np.ndarray, ...]:
+    """Each party multiplies its shares, and sends its share of x, encrypted, for the other to multiply by its of y."""
+    (heads, rows, inner), (*_, columns) = shapes
+    x, y, (secret, public) = x.reshape(shapes[0]), y.reshape(shapes[1]), _pair_keys(party)
     layout = matmul.PairLayout.of(rows, inner, columns)
     spans = list(layout.spans())
     party.send(b"".join(layout.encrypt(secret, head[span]) for head in x for span in spans))
@@ -262,6 +262,33 @@ def _shared_product_of_shares(
         span = spans[index % layout.groups]
         found[index // layout.groups, span] += secret.decrypt(answer, layout, span.stop - span.start)
     return (found.ravel(),)
+
+
+def row_squares(x: Array) -> Array:
+    """2^32 s of a secret x (rows, k), s (rows,) the sum of the squares of each row, divided by the least power of two
+    that is not below k."""
+    return on_shares.bind(x, step="row_squares")[0]
+
+
+def _row_squares_in_the_clear(x: Array) -> tuple[Array]:
+    return (2.0 ** sum(matmul.PAIR_TRUNCATIONS) * jnp.sum(x * x, 1) / power_from(x.shape[1]),)
+
+
+def power_from(k: int) -> int:
+    """The least power of two that is not below k."""
+    return 1 << (k - 1).bit_length()
+
+
+def _row_squares_of_shares(party: StepContext, x: np.ndarray, shapes: Sequence[Shape]) -> tuple[np.ndarray, ...]:
+    """The squares of X_0 + X_1 are those of each party's own share, and 2 X_0 X_1, for which the client queries."""
+    x, (secret, public) = x.reshape(shapes[0]), _pair_keys(party)
+    layout = matmul.SquaresLayout.of(*x.shape)
+    own = (x * x).sum(1) << np.uint64(layout.scale_bits - 1)
+    if party.rank == CLIENT:
+        rest = _of_client(party, layout, secret, lambda span: layout.encrypt(secret, x[span]))
+    else:
+        rest = _of_server(party, layout, public, matmul.ShareMatrix(x.T, layout))
+    return (own + rest.reshape(len(x), -1).diagonal(),)
 
 
 def _pieces(message: bytes, size: int) -> list[bytes]:
@@ -284,20 +311,14 @@ def negative(x: Array) -> Array:
     return on_shares.bind(x, step="negative")[0]
 
 
-def exponential(x: Array) -> Array:
-    """exp(x) by SQUARINGS squarings, for secret x in [-1.5 2^SQUARINGS, 0]. Its minimum is at -2^SQUARINGS, and it is
-    1 again at twice that."""
-    return on_shares.bind(x, step="exponential")[0]
+def square(x: Array) -> Array:
+    """x^2 of a secret x, exact up to fixed point."""
+    return on_shares.bind(x, step="square")[0]
 
 
-def by_squarings(x: Array) -> Array:
-    """`exponential` for an SPU runtime with SQUARINGS squarings, which divides its argument by 2^SQUARINGS."""
-    return jnp.exp(x + x * x * 2.0 ** -(SQUARINGS + 1))
-
-
-def _exponential_in_the_clear(x: Array) -> tuple[Array]:
-    y = x / 2**SQUARINGS
-    return ((1.0 + y + y * y / 2.0) ** (2**SQUARINGS),)
+def by_exponential(x: Array) -> Array:
+    """x^2 by an SPU runtime whose exponential is (1 + y / 2)^2."""
+    return jnp.exp(2.0 * (x - 1.0))
 
 
 @dataclass(frozen=True)
@@ -349,9 +370,10 @@ STEPS = {
     "shared_product": Step(
         lambda x, y: (2.0 ** sum(matmul.PAIR_TRUNCATIONS) * (x @ y),), _shared_product_of_shares, shaped=True
     ),
+    "row_squares": Step(_row_squares_in_the_clear, _row_squares_of_shares, shaped=True),
     "unmasked": Step(lambda masked, product: (masked,), lambda party, masked, product: (masked - product,)),
     "negative": Step(lambda x: (x < 0.0,), lambda party, share: (party.narrow_sign(share & np.uint64(0xFFFFFFFF)),)),
-    "exponential": Step(_exponential_in_the_clear, lambda party, share: (party.squared(share),)),
+    "square": Step(lambda x: (x * x,), lambda party, share: (party.squared(share),)),
     "apart": Step(lambda x: (x,), lambda party, share: (share,)),
 }
 

@@ -122,12 +122,13 @@ def reciprocal_error(most: float) -> float:
     return 1 / _chebyshev(1 / _buckets(most)[2])
 
 
-def reciprocal_root(x: Array, least: float) -> Array:
-    """1 / sqrt(x) for x in [least, LARGEST], within RECIPROCAL_ROOT_ERROR of its value and a few units of fixed point.
+def reciprocal_root(x: Array, least: float, factor: float = 1.0) -> Array:
+    """factor / sqrt(x) for x in [least, LARGEST], within RECIPROCAL_ROOT_ERROR of its value and a few units of fixed
+    point.
 
     As `reciprocal`, with w near 1 / x, e = 1 - x w, and sqrt(w) (c_0 + c_1 e + c_2 e^2).
     """
-    edges, inverses, roots, (c0, c1, c2) = _root_buckets(least)
+    edges, inverses, roots, (c0, c1, c2) = _root_buckets(least, factor)
     shift = c1 / (2 * c2)
     w, root = _chosen(x, edges, inverses, roots)
     moved = 1.0 + shift - x * w
@@ -135,10 +136,10 @@ def reciprocal_root(x: Array, least: float) -> Array:
 
 
 @cache
-def _root_buckets(least: float) -> tuple[np.ndarray, np.ndarray, np.ndarray, tuple[float, ...]]:
-    """Inner edges (m,), w (m + 1,), c_2 sqrt(w) (m + 1,), and c of `reciprocal_root`."""
+def _root_buckets(least: float, factor: float) -> tuple[np.ndarray, np.ndarray, np.ndarray, tuple[float, ...]]:
+    """Inner edges (m,), w (m + 1,), factor c_2 sqrt(w) (m + 1,), and c of `reciprocal_root`."""
     borders, spread = _borders(least, LARGEST)
     inverses = _fixed(2 / (borders[:-1] + borders[1:]))
     c = np.polynomial.Chebyshev.interpolate(lambda e: (1 - e) ** -0.5, 2, domain=[-spread, spread])
     c = c.convert(kind=np.polynomial.Polynomial).coef.tolist()
-    return borders[1:-1], inverses, _fixed(c[2] * np.sqrt(inverses)), tuple(c)
+    return borders[1:-1], inverses, _fixed(factor * c[2] * np.sqrt(inverses)), tuple(c)

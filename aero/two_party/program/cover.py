@@ -6,12 +6,19 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cached_property
 
+from aero.two_party.lattice.matmul import PACKED
+
 TILE = 128
 
 
 def tile_side(rows: int) -> int:
     """Rows of the diagonal matrices that `aero.two_party.program.nonlinear.row_tiles` multiplies by."""
     return TILE if rows % TILE == 0 else rows
+
+
+def tiles_together(width: int) -> int:
+    """Tiles of PACKED rows of this width that one product outside SPU scales: as many as its answer has place for."""
+    return max(1, PACKED * PACKED // (2 * width))
 
 
 def tree_levels(entries: int) -> int:

@@ -7,7 +7,6 @@ With k bits in the ring and f fraction bits:
 - `rsqrt` takes arguments below 2^(f-1): a variance of 2^17;
 - a division takes denominators below 2^f, and loses precision long before: 1/x is off by 4 % at 2^12;
 - SPU's exponential (1 + x / 2^8)^(2^8) has its minimum at -2^8 and exceeds 1 below -2^9;
-- `share_steps.exponential` has its minimum at -2^5 and exceeds 1 below -2^6; half of that is allowed here;
 - `share_steps.negative` compares in 32 bits, values below 2^(31-f) = 2^13; half of that is allowed here, because beyond
   it the sign flips, and other prompts reach somewhat further than the probes;
 - anything else stays below 2^(k-2-f).
@@ -34,7 +33,7 @@ from torch import Tensor
 
 from aero.model import GPT
 from aero.two_party.lattice.matmul import PAIR_TRUNCATIONS
-from aero.two_party.lattice.share_steps import SQUARINGS, on_shares
+from aero.two_party.lattice.share_steps import on_shares
 from aero.two_party.program.forward import forward, prefix_past
 from aero.two_party.program.inputs import at_positions
 from aero.two_party.program.nonlinear import GELU_TAIL, MASKED
@@ -55,18 +54,18 @@ NARROW_MARGIN = 2.0
 LATTICE_SHARE = 2.0**-12
 """What `lattice_products` and `lattice_rest` hold of the limit of SPU's multiplication (test_fixed_point.py)."""
 PAIR_SHARE = 2.0 ** -PAIR_TRUNCATIONS[1]
-"""The same for `lattice_attention`."""
+"""The same for `lattice_attention`, and for `lattice_rest` of the squares that a LayerNorm sums."""
 OF_SMALLER_RANGE = (
     "lattice_products",
     "lattice_attention",
     "lattice_rest",
     "bounded_reciprocals",
     "narrow_comparisons",
-    "fewer_squarings",
+    "gelu_by_squares",
 )
 LIMITED = {
     **{"rsqrt": ("rsqrt", 0), "sqrt": ("rsqrt", 0), "div": ("div", 1), "exp": ("exp", 0), "exp2": ("exp", 0)},
-    **{"negative": ("negative", 0), "exponential": ("squarings", 0)},
+    **{"negative": ("negative", 0), "square": ("square", 0)},
 }
 """Limit and argument of primitives and of steps on shares."""
 PRODUCTS = {"mul", "dot_general", "square", "integer_pow", "conv_general_dilated"}
@@ -84,14 +83,14 @@ class Beyond:
 
 
 def limits(settings: Settings) -> dict[str, float]:
-    """The magnitude that each of "product", "rsqrt", "div", "exp", "squarings", "negative", "value" must stay below."""
+    """The magnitude that each of "product", "rsqrt", "div", "exp", "square", "negative", "value" must stay below."""
     ring, fraction = FIELD_BITS[settings.field], settings.fraction_bits
     return {
         "product": 2.0 ** (ring - 2 - 2 * fraction),
         "rsqrt": 2.0 ** (fraction - 1),
         "div": 2.0**fraction,
         "exp": 2.0**9,
-        "squarings": 2.0**SQUARINGS,
+        "square": 2.0 ** ((ring - 2 - 2 * fraction) / 2),
         "negative": 2.0 ** (FIELD_BITS[NARROW_FIELD] - 1 - fraction) / NARROW_MARGIN,
         "value": 2.0 ** (ring - 2 - fraction),
     }
@@ -134,7 +133,7 @@ def _watching(
                     if name in LIMITED:
                         limit, argument = LIMITED[name]
                         value = values[argument]
-                        if limit in ("exp", "squarings"):  # masked entries are exponentiated too, and discarded
+                        if limit == "exp":  # masked entries are exponentiated too, and discarded
                             value = jnp.where(value > 0.8 * MASKED, value, 0.0)
                         note(limit, value)
                     out = equation.primitive.bind(*values, **equation.params)
@@ -311,17 +310,19 @@ def not_bounded(model: GPT, program: str, settings: Settings) -> list[str]:
     if "narrow_comparisons" in optimizations:
         product = min(product, most["negative"])
     variance = most["negative" if "bounded_reciprocals" in optimizations else "rsqrt"]
+    if {"lattice_rest", "row_tiles"} <= optimizations:
+        variance = min(variance, most["product"] * PAIR_SHARE)
     residual, ffn, logits, values, head = (found[name] for name in ("residual", "ffn", "logits", "values", "head"))
     pair = most["product"] * (PAIR_SHARE if "lattice_attention" in optimizations else 1.0)
     normed = model.architecture.layer_norm or model.config.ln_f
-    # GELU cubes its argument; LayerNorm squares the centred row and takes the root of its variance.
+    cubed = model.architecture.ffn == "gelu" and "gelu_by_squares" not in optimizations
+    # GELU cubes its argument, or by squares clips it; LayerNorm squares the centred row and takes the root of its
+    # variance.
     inside = {
         "residual stream": residual < product
         and not (normed and (residual**2 >= most["product"] or residual**2 / model.config.width >= variance)),
-        "feed-forward activations": ffn < product
-        and not (model.architecture.ffn == "gelu" and (ffn + GELU_TAIL) ** 3 >= most["product"]),
-        "attention logits": logits < min(product, pair)
-        and 2 * logits < (most["squarings"] if "fewer_squarings" in optimizations else most["exp"]),
+        "feed-forward activations": ffn < product and not (cubed and (ffn + GELU_TAIL) ** 3 >= most["product"]),
+        "attention logits": logits < min(product, pair) and 2 * logits < most["exp"],
         # Row sums of exponentials are at most T, and divide the sum later.
         "attention outputs": values * model.config.context < pair and values < product,
         "logits of the vocabulary": head

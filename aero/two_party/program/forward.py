@@ -21,6 +21,7 @@ from jax import Array
 from aero.architecture import Architecture
 from aero.model import GPT, ModelConfig
 from aero.two_party.lattice.lookup import LEAST_VOCABULARY
+from aero.two_party.lattice.matmul import MOST_SQUARES
 from aero.two_party.program.inputs import Past, at_positions, one_hot_rows, prompt_type
 from aero.two_party.program.layers import Affine, Layer, Weights
 from aero.two_party.program.operations import (
@@ -136,8 +137,12 @@ class _Pass:
     @property
     def maxima(self) -> dict[str, int]:
         """The same for operations that take maxima and exponentials."""
-        more = {"few": ("fewer_squarings", 1), "wide": ("wide_maxima", WIDE)}
-        return self.narrow | {name: value for name, (switch, value) in more.items() if self.has(switch)}
+        return self.narrow | ({"wide": WIDE} if self.has("wide_maxima") else {})
+
+    @property
+    def scaled_outside(self) -> dict[str, int]:
+        """The same for operations that scale rows as tiles."""
+        return {"lattice": 1} if self.has("lattice_rest") else {}
 
     def affine(self, x: Array, map_: Affine) -> Array:
         """A matrix of the server's, and its bias. Outside SPU with lattice_products, and one row with lattice_rest."""
@@ -175,7 +180,8 @@ class _Pass:
         constants = {} if eps == 1e-5 else {"eps": eps}
         if norm is None:
             kind = ("rms_normalise" if rms else "normalise") + "_tiles" * (self.has("row_tiles") and x.shape[0] > 1)
-            return self.run(kind, x, **constants, **self.bounded)
+            outside = self.scaled_outside if kind.endswith("_tiles") and x.shape[1] <= MOST_SQUARES else {}
+            return self.run(kind, x, **constants, **self.bounded, **outside)
         if rms:
             return self.run("rms_norm", x, norm.weight, **constants)
         return self.run("layer_norm", x, norm.weight, norm.bias, **constants)
@@ -212,9 +218,10 @@ class _Pass:
             return _merge(self.by_group("mix", self.probabilities(logits), value))
         weights = self.exponentials(logits)
         inverse = self.run("reciprocal_sums" if self.bounded else "inverse_sums", weights, **self.bounded)
-        tiles = self.has("row_tiles") and query.shape[1] > 1
         mixed = self.by_group("mix", weights, value)
-        return _merge(self.run("scale_row_tiles" if tiles else "scale_rows", mixed, inverse))
+        if self.has("row_tiles") and query.shape[1] > 1:
+            return _merge(self.run("scale_row_tiles", mixed, inverse, **self.scaled_outside))
+        return _merge(self.run("scale_rows", mixed, inverse))
 
     def by_group(self, kind: str, x: Array, of_keys: Array) -> Array:
         """ "scores" or "mix" of x (H, rows, ...) and keys or values (G, T, d_k): the rows of the H / G heads of queries
@@ -292,7 +299,8 @@ class _Pass:
         hidden, segmented = self.affine(n, layer.up), self.has("segmented_gelu")
         if self.architecture.ffn == "gelu":
             if segmented:
-                hidden = self.run("gelu_segments", hidden, **self.narrow)
+                kind = "gelu_squares" if self.has("gelu_by_squares") else "gelu_segments"
+                hidden = self.run(kind, hidden, **self.narrow)
             else:
                 hidden = self.run("gelu_exact" if self.config.gelu == "exact" else "gelu_plain", hidden)
         elif self.architecture.ffn == "swiglu":

@@ -3,9 +3,8 @@
 "plain" functions are `jax.nn`'s; the others compute the same with fewer or cheaper secure operations. SPU computes the
 exponential as (1 + x / 2^8)^(2^8): eight secret squarings, relative error x^2 / 2^9.
 
-narrow: compare in a ring of 32 bits (`share_steps.negative`). few: five squarings (`share_steps.exponential`). Both
-come as 0 or 1 from the names of operations. wide: maxima by nodes of so many entries (`bounded.wide_maximum`), 0 for
-pairs.
+narrow: compare in a ring of 32 bits (`share_steps.negative`); it comes as 0 or 1 from the names of operations. wide:
+maxima by nodes of so many entries (`bounded.wide_maximum`), 0 for pairs.
 """
 
 from __future__ import annotations
@@ -20,15 +19,36 @@ import jax.numpy as jnp
 import numpy as np
 from jax import Array
 
-from aero.two_party.lattice.share_steps import CLIENT_SCALE, OCTAVES, SERVER_SCALE, exponential, negative, split_powers
+from aero.two_party.lattice.matmul import PACKED, PAIR_TRUNCATIONS
+from aero.two_party.lattice.share_steps import (
+    CLIENT_SCALE,
+    OCTAVES,
+    SERVER_SCALE,
+    apart,
+    negative,
+    power_from,
+    row_squares,
+    shared_product,
+    split_powers,
+    square,
+)
 from aero.two_party.program.bounded import reciprocal_root, wide_maximum
-from aero.two_party.program.cover import Cover, tile_side
+from aero.two_party.program.cover import Cover, tile_side, tiles_together
 
 MASKED = -1000.0
 CLIPPED = 14.0
 LOG2_E = math.log2(math.e)
 UNIT = 2.0**-18
 GELU_TAIL, GELU_DEGREE, GELU_ERROR = 3.5, 6, 7.3e-4
+GELU_SQUARES_TAIL, GELU_SQUARES_ERROR = 3.8, 1.2e-4
+GELU_SQUARES = (
+    (-0.262418, 0.125),
+    (0.228218, -0.077206, 0.576828),
+    (-0.121381, 0.037786, -0.485539),
+    (0.052735, 0.051771),
+)
+"""Of `gelu_squares`: what is squared second, of (z, w_1), third, of (z, w_1, w_2), and what is added to w_3, of the
+same; then the constants of the last two."""
 SILU_TAIL, SILU_DEGREE, SILU_ERROR = 8.0, 8, 1.68e-3
 
 
@@ -44,9 +64,7 @@ def _visible(logits: Array, empty: Array | None) -> Any:
     return mask if empty is None else jnp.logical_and(mask, np.arange(columns, dtype=np.float32) >= empty)
 
 
-def softmax_plain(
-    logits: Array, empty: Array | None = None, narrow: bool = False, few: bool = False, wide: int = 0
-) -> Array:
+def softmax_plain(logits: Array, empty: Array | None = None, narrow: bool = False, wide: int = 0) -> Array:
     """Causal softmax over the last axis of (H, rows, columns), exponentials of every entry.
 
     Selection by a public mask costs nothing; entries above the diagonal are still exponentiated. empty: how many of the
@@ -56,12 +74,8 @@ def softmax_plain(
     shifted = jnp.where(mask, logits, MASKED)
     shifted = shifted - _maximum(shifted, narrow, wide)[..., None]
     # The secure exponential of a hugely negative number is not 0: select after it, not before.
-    exponentials = jnp.where(mask, _exp(shifted, few), 0.0)
+    exponentials = jnp.where(mask, jnp.exp(shifted), 0.0)
     return exponentials / jnp.sum(exponentials, -1, keepdims=True)
-
-
-def _exp(x: Array, few: bool) -> Array:
-    return exponential(x) if few else jnp.exp(x)
 
 
 def softmax_clipped(logits: Array) -> Array:
@@ -74,13 +88,13 @@ def softmax_clipped(logits: Array) -> Array:
     return exponentials / jnp.sum(exponentials, -1, keepdims=True)
 
 
-def softmax_cover(logits: Array, blocks: int, narrow: bool = False, few: bool = False, wide: int = 0) -> Array:
+def softmax_cover(logits: Array, blocks: int, narrow: bool = False, wide: int = 0) -> Array:
     """Causal softmax of (H, rows, columns) on a block-lower-triangular cover of the visible entries.
 
     With `blocks` blocks of rows, a fraction (blocks + 1) / (2 blocks) of the entries is compared, exponentiated and
     scaled, with one reciprocal a row.
     """
-    parts = _on_cover(logits, None, blocks, False, narrow, few, wide)
+    parts = _on_cover(logits, None, blocks, False, narrow, wide)
     shapes = [part.shape for part in parts]
     inverse = 1.0 / jnp.concatenate([jnp.sum(part, -1) for part in parts], -1)  # (H, rows)
     edges = np.cumsum([0, *(rows for _, rows, _ in shapes)])
@@ -97,7 +111,6 @@ def exponentials(
     blocks: int = 1,
     split: bool = False,
     narrow: bool = False,
-    few: bool = False,
     wide: int = 0,
 ) -> Array:
     """exp(logits - maximum of the row's visible entries) of (H, rows, columns), 0 above the diagonal.
@@ -105,12 +118,10 @@ def exponentials(
     On the cover of `softmax_cover`. split: as 2^-X by `share_steps.split_powers` instead of SPU's exponential, for X
     below 16 (down to e^-11); smaller values count as 2^-16. empty: as in `softmax_plain`.
     """
-    return _side_by_side(_on_cover(logits, empty, blocks, split, narrow, few, wide), logits.shape[2])
+    return _side_by_side(_on_cover(logits, empty, blocks, split, narrow, wide), logits.shape[2])
 
 
-def _on_cover(
-    logits: Array, empty: Array | None, blocks: int, split: bool, narrow: bool, few: bool, wide: int
-) -> list[Array]:
+def _on_cover(logits: Array, empty: Array | None, blocks: int, split: bool, narrow: bool, wide: int) -> list[Array]:
     """Exponentials by blocks of rows, each as wide as its last row sees."""
     heads, rows, columns = logits.shape
     mask = _visible(logits, empty)
@@ -119,7 +130,7 @@ def _on_cover(
     below = _cover_maximum(shifted, cover, narrow, wide) - shifted
     # All blocks together in each step, so that they take the rounds of one.
     flat = _flatten([below[:, low:high, :width] for low, high, width in cover.spans])
-    flat = _split_exponential(flat, narrow) if split else _exp(-flat, few)
+    flat = _split_exponential(flat, narrow) if split else jnp.exp(-flat)
     parts = _unflatten(flat, [(heads, high - low, width) for low, high, width in cover.spans])
     return [
         jnp.where(mask[low:high, :width], part, 0.0)
@@ -144,16 +155,49 @@ def _split_exponential(below: Array, narrow: bool) -> Array:
     return jnp.where(bit, power, power * 2.0**-16)
 
 
-def row_tiles(x: Array, factors: Array) -> Array:
+def truncated(x: Array, bits: Sequence[int]) -> Array:
+    """x 2^-(b_1 + b_2 ...), one truncation after the other."""
+    for index, many in enumerate(bits):
+        x = (apart(x) if index else x) * np.float32(2.0**-many)
+    return x
+
+
+def pair_result(x: Array) -> Array:
+    """The result of a step that multiplies two secrets outside SPU. SPU would multiply by a later factor before it
+    truncates, and overflow, were it not set `apart`."""
+    return apart(truncated(x, PAIR_TRUNCATIONS))
+
+
+def row_tiles(x: Array, factors: Array, lattice: int = 0) -> Array:
     """Row i of x (..., T, d) times factors[..., i], as products of diagonal tiles with tiles of x.
 
-    One product of secret matrices sends half of what T d single products do.
+    One product of secret matrices sends half of what T d single products do. lattice: outside SPU.
     """
+    if lattice:
+        return _row_tiles_outside(x, factors)
     *lead, rows, width = x.shape
     side = tile_side(rows)
     tiles = x.reshape(-1, side, width)
     diagonal = jnp.where(np.eye(side, dtype=bool), factors.reshape(-1, side, 1), 0.0)
     return jnp.einsum("nij,njd->nid", diagonal, tiles).reshape(x.shape)
+
+
+def _row_tiles_outside(x: Array, factors: Array) -> Array:
+    """`row_tiles` with tiles of as many rows as a query ciphertext has inner places.
+
+    Where rows are narrow, several tiles are multiplied at once, each also by the factors of the others, so that the
+    ciphertexts are fuller; these further results are dropped.
+    """
+    rows, width = math.prod(x.shape[:-1]), x.shape[-1]
+    together = tiles_together(width)
+    missing = -rows % (PACKED * together)
+    tiles = jnp.pad(x.reshape(rows, width), ((0, missing), (0, 0))).reshape(-1, together, PACKED, width)
+    factors = jnp.pad(factors.reshape(rows), (0, missing)).reshape(-1, together * PACKED, 1)
+    diagonal = jnp.where(np.tile(np.eye(PACKED, dtype=bool), (together, 1)), factors, 0.0)
+    products = shared_product(diagonal, jnp.swapaxes(tiles, 1, 2).reshape(-1, PACKED, together * width))
+    products = products.reshape(-1, together, PACKED, together, width)
+    own = jnp.stack([products[:, tile, :, tile] for tile in range(together)], 1)
+    return pair_result(own.reshape(-1, width)[:rows].reshape(x.shape))
 
 
 def rotate(x: Array, dims: int, first: int, base: float = 10_000.0) -> Array:
@@ -232,9 +276,9 @@ def layer_norm(x: Array, weight: Array, bias: Array, eps: float = 1e-5) -> Array
     return normalise(x, eps) * weight + bias
 
 
-def normalise(x: Array, eps: float = 1e-5, narrow: bool = False, tiles: bool = False) -> Array:
-    """LayerNorm without gain and bias: (x - mean) / sqrt(variance + eps); narrow, tiles: as in `rms_normalise`."""
-    return rms_normalise(x - jnp.mean(x, -1, keepdims=True), eps, narrow, tiles)
+def normalise(x: Array, eps: float = 1e-5, narrow: bool = False, tiles: bool = False, lattice: int = 0) -> Array:
+    """LayerNorm without gain and bias: (x - mean) / sqrt(variance + eps); the rest as in `rms_normalise`."""
+    return rms_normalise(x - jnp.mean(x, -1, keepdims=True), eps, narrow, tiles, lattice)
 
 
 def rms_norm(x: Array, weight: Array, eps: float = 1e-5) -> Array:
@@ -242,14 +286,23 @@ def rms_norm(x: Array, weight: Array, eps: float = 1e-5) -> Array:
     return rms_normalise(x, eps) * weight
 
 
-def rms_normalise(x: Array, eps: float = 1e-5, narrow: bool = False, tiles: bool = False) -> Array:
+def rms_normalise(x: Array, eps: float = 1e-5, narrow: bool = False, tiles: bool = False, lattice: int = 0) -> Array:
     """RMSNorm without gain: x / sqrt(mean(x^2) + eps).
 
-    narrow: with the root by `bounded.reciprocal_root`. tiles: with the division of the rows by `row_tiles`.
+    narrow: with the root by `bounded.reciprocal_root`. tiles: with the division of the rows by `row_tiles`. lattice:
+    with `tiles`, squares and division outside SPU.
     """
-    square = jnp.mean(x * x, -1, keepdims=not tiles) + eps
-    inverse = reciprocal_root(square, eps) if narrow else jax.lax.rsqrt(square)
-    return row_tiles(x, inverse) if tiles else x * inverse
+    # Of the mean of the squares: with `lattice` less than 1, so that a power of two divides their sum.
+    share = x.shape[-1] / power_from(x.shape[-1]) if lattice else 1.0
+    if lattice:
+        square = pair_result(row_squares(x))
+    else:
+        square = jnp.mean(x * x, -1, keepdims=not tiles)
+    if narrow:
+        inverse = reciprocal_root(square + share * eps, share * eps, share**0.5)
+    else:
+        inverse = jax.lax.rsqrt(square / share + eps)
+    return row_tiles(x, inverse, lattice) if tiles else x * inverse
 
 
 def dyt(x: Array, alpha: Array, weight: Array, bias: Array, hard: bool = False) -> Array:
@@ -312,6 +365,23 @@ def gelu_segments(x: Array, narrow: bool = False) -> Array:
     tail = c[0] + sums[..., 0] + cube * (c[3] + sums[..., 1])
     inside = negative(z - GELU_TAIL / 2) if narrow else z < GELU_TAIL / 2
     return positive - jnp.where(inside, tail, 0.0)
+
+
+def gelu_squares(x: Array, narrow: bool = False) -> Array:
+    """GELU as in `gelu_segments`, the polynomial by three squarings, which send two thirds of what products send.
+
+    Of degree 8 in z = |x| - 1.9, where |x| is clipped at 3.8: w_1 = z^2, w_2 = (a w_1 + b z)^2, and w_3, the square of
+    another sum of z, w_1, w_2 and 1, are added. The coefficients are a numerical fit; the largest error is
+    GELU_SQUARES_ERROR.
+    """
+    positive, most = relu(x, narrow), GELU_SQUARES_TAIL / 2
+    z = 2.0 * positive - x - most
+    z = jnp.where(negative(z - most) if narrow else z < most, z, most)
+    second, third, last, (inside, outside) = GELU_SQUARES
+    terms = [z, square(z)]
+    for coefficients, constant in ((second, 0.0), (third, inside)):
+        terms.append(square(jnp.stack(terms, -1) @ np.float32(coefficients) + np.float32(constant)))
+    return positive - (jnp.stack(terms[:3], -1) @ np.float32(last) + terms[3] + np.float32(outside))
 
 
 def silu_segments(x: Array, narrow: bool = False) -> Array:

@@ -20,6 +20,7 @@ from jax import Array
 
 from aero.two_party.lattice import lookup, matmul, share_steps
 from aero.two_party.program import bounded, nonlinear
+from aero.two_party.program.nonlinear import pair_result, truncated
 
 Owner = Literal["secret", "server", "client", "ids", "public"]
 Shape = tuple[int, ...]
@@ -54,11 +55,11 @@ def embedding_lookup(one_hot: Array, table: Array, lattice_linear: int = 0) -> A
     of this name. SPU truncates the 39 bits by which a row is scaled up.
     """
     if lattice_linear:
-        return _truncated(share_steps.lattice_rows(one_hot, table), lookup.TRUNCATIONS)
+        return truncated(share_steps.lattice_rows(one_hot, table), lookup.TRUNCATIONS)
     secrets, hint, masked = share_steps.lattice_query(one_hot, table)
     edges = range(0, lookup.DEGREE, lookup.HINT_SLICE)
     parts = [secrets[:, low : low + lookup.HINT_SLICE] @ hint[low : low + lookup.HINT_SLICE] for low in edges]
-    return _truncated(share_steps.unmasked(masked, sum(parts[1:], parts[0])), lookup.TRUNCATIONS)
+    return truncated(share_steps.unmasked(masked, sum(parts[1:], parts[0])), lookup.TRUNCATIONS)
 
 
 def multiplied(x: Array, weight: Array) -> Array:
@@ -71,23 +72,12 @@ def lattice_linear(x: Array, weight: Array) -> Array:
 
     SPU truncates the 28 bits by which the result is scaled up.
     """
-    return _truncated(share_steps.lattice_product(x, weight), matmul.TRUNCATIONS)
+    return truncated(share_steps.lattice_product(x, weight), matmul.TRUNCATIONS)
 
 
 def vocabulary_slice(x: Array, weight: Array, lattice_linear: int = 0) -> Array:
     """(rows, d) times columns of the server's (d, V), outside SPU with `lattice_linear`."""
     return KINDS["lattice_linear" if lattice_linear else "linear"].function(x, weight)
-
-
-def _truncated(x: Array, bits: tuple[int, ...]) -> Array:
-    for index, many in enumerate(bits):
-        x = (share_steps.apart(x) if index else x) * np.float32(2.0**-many)
-    return x
-
-
-def _product(x: Array, y: Array) -> Array:
-    """x y. SPU would multiply by a later factor before it truncates, and overflow, were the result not set `apart`."""
-    return share_steps.apart(_truncated(share_steps.shared_product(x, y), matmul.PAIR_TRUNCATIONS))
 
 
 def scores(query: Array, key: Array, lattice: int = 0) -> Array:
@@ -96,14 +86,14 @@ def scores(query: Array, key: Array, lattice: int = 0) -> Array:
     lattice: outside SPU, which truncates the 32 bits by which the result is scaled up.
     """
     if lattice:
-        return _product(query, jnp.swapaxes(key, 1, 2))
+        return pair_result(share_steps.shared_product(query, jnp.swapaxes(key, 1, 2)))
     return jnp.einsum("hqd,hkd->hqk", query, key)
 
 
 def mix(probabilities: Array, value: Array, lattice: int = 0) -> Array:
     """P V: (H, rows, columns), (H, columns, d_k) -> (H, rows, d_k). lattice: as of `scores`."""
     if lattice:
-        return _product(probabilities, value)
+        return pair_result(share_steps.shared_product(probabilities, value))
     return jnp.einsum("hqk,hkd->hqd", probabilities, value)
 
 
@@ -181,6 +171,7 @@ KINDS: dict[str, Kind] = {
     "gelu_exact": Kind(partial(jax.nn.gelu, approximate=False), ("secret",)),
     "gelu_plain": Kind(partial(jax.nn.gelu, approximate=True), ("secret",)),
     "gelu_segments": Kind(nonlinear.gelu_segments, ("secret",)),
+    "gelu_squares": Kind(nonlinear.gelu_squares, ("secret",)),
     "relu": Kind(nonlinear.relu, ("secret",)),
     "leaky_relu": Kind(nonlinear.leaky_relu, ("secret", "server")),
     # Of no program: what other papers put in place of LayerNorm, softmax and GELU.

@@ -270,7 +270,7 @@ class Party:
             if FIELD_BITS[self.settings.field] > 64:
                 raise TwoPartyError(
                     f"the step {part.step} computes on shares of at most 64 bits, not on {self.settings.field}; "
-                    "use FM64, or a program without split_exponential, narrow_comparisons, fewer_squarings, "
+                    "use FM64, or a program without split_exponential, narrow_comparisons, gelu_by_squares, "
                     "lattice_lookup, lattice_products, lattice_attention and lattice_rest"
                 )
             secrets = part.inputs if step.prepare is None else part.inputs[:-1]
@@ -287,7 +287,7 @@ class Party:
 
     def _step_context(self, messages: StepMessages, runs: list[tuple[Profile, float]]) -> StepContext:
         """What a step may use of this party. Its runs of SPU are added to `runs`: profile and seconds in all."""
-        from aero.two_party.lattice.share_steps import SQUARINGS, StepContext, by_squarings
+        from aero.two_party.lattice.share_steps import StepContext, by_exponential
 
         field, bits = self.settings.field, self.settings.fraction_bits
 
@@ -308,8 +308,8 @@ class Party:
             return ring_elements(run(share, np.int32, _below_zero, engine, NARROW_FIELD), "BShr") & np.uint64(1)
 
         def squared(share: np.ndarray) -> np.ndarray:
-            engine = self._step_engine("exponentials by fewer squarings", field, bits, fxp_exp_iters=SQUARINGS)
-            return ring_elements(run(share, np.float32, by_squarings, engine, field), "AShr")
+            engine = self._step_engine("squares", field, bits, fxp_exp_iters=1)
+            return ring_elements(run(share, np.float32, by_exponential, engine, field), "AShr")
 
         return StepContext(
             self.rank,

@@ -30,13 +30,6 @@ from aero.two_party.runtime.settings import CLIENT, SERVER, Settings
 BITS = 18
 RING = 1 << 64
 MOST = 129.0
-SUMS = np.geomspace(1.0, 128.0, 512).astype(np.float32)
-ROWS = np.random.default_rng(0).integers(-40, 40, (64, 13)).astype(np.float32)  # with ties
-SQUARED = {
-    "x": np.linspace(-100.0, 100.0, 40_000).astype(np.float32),
-    "rows": np.random.default_rng(3).normal(0.5, np.geomspace(0.1, 20.0, 140)[:, None], (140, 100)).astype(np.float32),
-    "factors": np.random.default_rng(4).uniform(0.0, 2.0, 140).astype(np.float32),
-}
 
 
 @given(st.integers(0, int(OCTAVES * 2**BITS) - 1), st.integers(0, RING - 1))
@@ -176,31 +169,34 @@ def signs_task(party, values):
     return profiles, {name: party.reveal(name, to=CLIENT) for name in profiles}
 
 
-def squared(x):
-    return shares.square(x)
+GIVEN = {
+    "x": np.linspace(-100.0, 100.0, 40_000).astype(np.float32),
+    "rows": np.random.default_rng(3).normal(0.5, np.geomspace(0.1, 20.0, 140)[:, None], (140, 100)).astype(np.float32),
+    "factors": np.random.default_rng(4).uniform(0.0, 2.0, 140).astype(np.float32),
+    "sums": np.geomspace(1.0, 128.0, 512).astype(np.float32),
+    "ties": np.random.default_rng(0).integers(-40, 40, (64, 13)).astype(np.float32),
+}
+FUNCTIONS = {
+    "square": (shares.square, ["x"]),
+    "product": (lambda x: x * x, ["x"]),
+    "normalised": (lambda rows: nonlinear.normalise(rows, narrow=True, tiles=True, lattice=1), ["rows"]),
+    "scaled": (lambda rows, factors: nonlinear.row_tiles(rows, factors, lattice=1), ["rows", "factors"]),
+    "own": (lambda sums: 1.0 / sums, ["sums"]),
+    "bounded": (lambda sums: reciprocal(sums, MOST), ["sums"]),
+    "own root": (jax.lax.rsqrt, ["sums"]),
+    "bounded root": (lambda sums: reciprocal_root(sums, 1e-5), ["sums"]),
+    "maximum": (lambda ties: wide_maximum(ties, 4, narrow=True), ["ties"]),
+}
 
 
-def multiplied(x):
-    return x * x
-
-
-def scaled_rows(x, factors):
-    return nonlinear.row_tiles(x, factors, lattice=1)
-
-
-def normalised(x):
-    return nonlinear.normalise(x, narrow=True, tiles=True, lattice=1)
-
-
-def squares_task(party, values):
-    """Squares of 40,000 numbers, and rows that are scaled, and divided by the root of their squares, outside SPU."""
-    for name, shape in (("x", (40_000,)), ("rows", (140, 100)), ("factors", (140,))):
-        party.put(name, values and values[name], shape, from_rank=CLIENT)
+def functions_task(party, given):
+    for name, values in GIVEN.items():
+        party.put(name, values if party.rank == CLIENT else None, values.shape, from_rank=CLIENT)
     profiles = {}
-    for function, names in ((squared, "x"), (multiplied, "x"), (normalised, "rows"), (scaled_rows, "rows factors")):
-        for _ in range(2):
-            profiles[function.__name__] = party.run(function, names.split(), [function.__name__])
-    return profiles, {name: party.reveal(name, to=CLIENT) for name in profiles}
+    for name, (function, inputs) in FUNCTIONS.items():
+        for _ in range(2):  # the first run pays for keys
+            profiles[name] = party.run(function, inputs, [name])
+    return profiles, {name: party.reveal(name, to=CLIENT) for name in FUNCTIONS}
 
 
 def one_sign_task(party, values):
@@ -209,39 +205,7 @@ def one_sign_task(party, values):
     return party.reveal("sign", to=CLIENT)
 
 
-def own(x):
-    return 1.0 / x
-
-
-def bounded(x):
-    return reciprocal(x, MOST)
-
-
-def own_root(x):
-    return jax.lax.rsqrt(x)
-
-
-def bounded_root(x):
-    return reciprocal_root(x, 1e-5)
-
-
-def maximum(x):
-    return wide_maximum(x, 4, narrow=True)
-
-
-def bounded_task(party, given):
-    found, messages = {}, {}
-    for name, values, functions in (("sums", SUMS, (own, bounded, own_root, bounded_root)), ("rows", ROWS, (maximum,))):
-        party.put(name, values if party.rank == CLIENT else None, values.shape, from_rank=CLIENT)
-        for function in functions:
-            for _ in range(2):
-                profile = party.run(function, [name], ["y"])
-            found[function.__name__] = party.reveal("y", to=CLIENT)
-            messages[function.__name__] = profile.messages_sent
-    return found, messages
-
-
-TASKS = {"signs": signs_task, "squares": squares_task, "one sign": one_sign_task, "bounded": bounded_task}
+TASKS = {"signs": signs_task, "one sign": one_sign_task, "functions": functions_task}
 
 
 def every_task(party, given):
@@ -256,9 +220,8 @@ def session():
     signs[:5] = (-1.0, np.nextafter(np.float32(1), np.float32(0)), 0.0, 2.0**-31, -(2.0**-31))
     given = {
         "signs": signs,
-        "squares": SQUARED,
         "one sign": np.random.default_rng(2).normal(0, 10, 4096).astype(np.float32),
-        "bounded": None,
+        "functions": None,
     }
     relay = Relay(record=True)
     client, server = run_parties(every_task, given, None, Settings(), relay=relay)
@@ -283,12 +246,12 @@ def test_narrow_comparisons_of_two_processes_and_their_limit(session):
 
 def test_squares_and_scaled_rows_of_two_processes(session):
     """Within a few last bits, which a square multiplies by 2 |x|; with the bytes that the formulas say."""
-    values, (spent, found), (spent_there, _) = session["squares"]
+    _, (spent, found), (spent_there, _) = session["functions"]
     # As SPU takes an input.
-    x, rows, factors = (np.trunc(values[n].astype(np.float64) / STEP) * STEP for n in ("x", "rows", "factors"))
-    assert (np.abs(found["squared"] - x**2) < STEP * (4 + 4 * np.abs(x))).all()
-    assert spent["squared"].bytes < 0.72 * spent["multiplied"].bytes
-    assert np.abs(found["scaled_rows"] - rows * factors[:, None]).max() < 16 * STEP
+    x, rows, factors = (np.trunc(GIVEN[n].astype(np.float64) / STEP) * STEP for n in ("x", "rows", "factors"))
+    assert (np.abs(found["square"] - x**2) < STEP * (4 + 4 * np.abs(x))).all()
+    assert spent["square"].bytes < 0.72 * spent["product"].bytes
+    assert np.abs(found["scaled"] - rows * factors[:, None]).max() < 16 * STEP
     centred = rows - rows.mean(1, keepdims=True)
     exact = centred / np.sqrt(centred.var(1, keepdims=True) + 1e-5)
     assert (np.abs(found["normalised"] - exact) < 2e-3 * np.abs(exact) + 1e-3).all()
@@ -297,7 +260,7 @@ def test_squares_and_scaled_rows_of_two_processes(session):
     # 140 rows are two groups of 70, and nine tiles of 16, each a product of its own. The root compares as well.
     tiles, squares = PairLayout.of(PACKED, PACKED, 100), SquaresLayout.of(140, 100)
     sent = 9 * tiles.query_bytes, 2 * squares.query_bytes
-    for name, least, more in (("scaled_rows", sent[0], 1e5), ("normalised", sum(sent), 1e6)):
+    for name, least, more in (("scaled", sent[0], 1e5), ("normalised", sum(sent), 1e6)):
         assert 0 <= spent[name].bytes_sent - least - 9 * tiles.answer_bytes < more, name
 
 
@@ -313,11 +276,12 @@ def test_values_compared_in_32_bits_do_not_cross_the_link(session):
 
 
 def test_bounded_functions_of_two_processes_are_as_exact_as_spus_own(session):
-    _, (found, messages), _ = session["bounded"]
-    assert (found["maximum"] == ROWS.max(1)).all()
-    errors = {name: np.abs(found[name] - 1 / SUMS).max() for name in ("own", "bounded")}
+    _, (spent, found), _ = session["functions"]
+    sums, messages = GIVEN["sums"], {name: profile.messages_sent for name, profile in spent.items()}
+    assert (found["maximum"] == GIVEN["ties"].max(1)).all()
+    errors = {name: np.abs(found[name] - 1 / sums).max() for name in ("own", "bounded")}
     assert errors["bounded"] <= reciprocal_error(MOST) + 8 * STEP
     assert errors["bounded"] <= errors["own"] + 4 * STEP, errors
-    errors = {name: np.abs(found[name] - SUMS**-0.5).max() for name in ("own_root", "bounded_root")}
-    assert errors["bounded_root"] <= min(RECIPROCAL_ROOT_ERROR + 8 * STEP, errors["own_root"] + 8 * STEP), errors
-    assert messages["bounded"] < 0.5 * messages["own"] and messages["bounded_root"] < messages["own_root"]
+    errors = {name: np.abs(found[name] - sums**-0.5).max() for name in ("own root", "bounded root")}
+    assert errors["bounded root"] <= min(RECIPROCAL_ROOT_ERROR + 8 * STEP, errors["own root"] + 8 * STEP), errors
+    assert messages["bounded"] < 0.5 * messages["own"] and messages["bounded root"] < messages["own root"]

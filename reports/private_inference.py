@@ -343,7 +343,7 @@ show.table(
     tables.ablation(results),
     "The optimizations one by one, bytes",
     "Alone: added to stock SPU. Left out: of the optimised program. Those marked (added) are not part of it; their "
-    "number is what adding them changes. Fewer squarings take the place of split exponentials. Dashes: not measured.",
+    "number is what adding them changes. GELU by squares includes segmented GELU. Dashes: not measured.",
     sources=["results/two_party/savings.csv", "results/two_party/outside_tuned.csv"],
     command="python -m benchmarks.optimizations",
 )

@@ -242,7 +242,7 @@ def _parsed(text: str) -> Architecture:
 
 def _program(text: str) -> str:
     """The shortest name of the program, which is that of its counts."""
-    from aero.two_party.program.optimizations import AS_PUBLISHED, parse_program, program_name
+    from aero.two_party.program.optimizations import AS_PUBLISHED, NEEDS, parse_program, program_name
 
     try:
         optimizations, rebased = parse_program(text)
@@ -252,10 +252,9 @@ def _program(text: str) -> str:
         raise UserError(
             f"{AS_PUBLISHED} has costs of the printed rows only (results/two_party/fitted*_rows.csv); use as_written"
         )
-    if "+absorbed_ffn" in text and "absorbed_ffn" not in optimizations:
-        raise UserError(f"{text}: absorbed_ffn has no effect without folded_ffn; add folded_ffn")
-    if "+gelu_by_squares" in text and "gelu_by_squares" not in optimizations:
-        raise UserError(f"{text}: gelu_by_squares has no effect without segmented_gelu; add segmented_gelu")
+    for name, other in NEEDS.items():
+        if f"+{name}" in text and name not in optimizations:
+            raise UserError(f"{text}: {name} has no effect without {other}; add {other}")
     return program_name(optimizations, rebased)
 
 

@@ -36,7 +36,7 @@ from aero.report.costs import (
 from aero.report.results import Results
 from aero.two_party.cost import ledger
 from aero.two_party.cost.network import Network
-from aero.two_party.program.optimizations import AS_PUBLISHED, OPTIMIZATIONS, TUNED, toggled
+from aero.two_party.program.optimizations import AS_PUBLISHED, OPTIMIZATIONS, TUNED, on_its_own, toggled
 
 MISSING = "–"
 ROW = "configuration"
@@ -399,17 +399,12 @@ def ablation(results: Results) -> pd.DataFrame:
     for name in OPTIMIZATIONS:
         line, added = {"optimization": name.replace("_", " ")}, "" if name in TUNED else " (added)"
         for row in ABLATED:
-            for how, program, base in (("alone", _alone(name), STOCK), ("left out", toggled(name), OPTIMISED)):
+            for how, program, base in (("alone", on_its_own(name), STOCK), ("left out", toggled(name), OPTIMISED)):
                 change = found.get((row, program), math.nan) / found.get((row, base), math.nan) - 1
                 mark = added if how == "left out" else ""
                 line[f"{row}: {how}"] = MISSING if math.isnan(change) else f"{100 * change:+.1f} %{mark}"
         lines.append(line)
     return pd.DataFrame(lines)
-
-
-def _alone(name: str) -> str:
-    """Stock SPU with one optimization; absorbed_ffn needs folded_ffn."""
-    return f"as_written+{'folded_ffn+' if name == 'absorbed_ffn' else ''}{name}"
 
 
 def outside_tuned(results: Results, alone: bool = True) -> pd.DataFrame:
@@ -445,7 +440,7 @@ def function_changes(results: Results) -> pd.DataFrame:
     programs = {"none (stock SPU)": (STOCK, "")}
     for name, what in OPTIMIZATIONS.items():
         mark = "; approximated" if name in APPROXIMATE else ""
-        programs[name.replace("_", " ")] = (_alone(name), what.partition(" (")[0] + mark)
+        programs[name.replace("_", " ")] = (on_its_own(name), what.partition(" (")[0] + mark)
     programs["all (optimised)"] = (OPTIMISED, "")
     if outside := read_csv(results.root / OUTSIDE):
         programs[_program(outside[-1]["program"])] = (outside[-1]["program"], "")

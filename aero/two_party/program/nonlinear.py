@@ -130,7 +130,7 @@ def _on_cover(logits: Array, empty: Array | None, blocks: int, split: bool, narr
     below = _cover_maximum(shifted, cover, narrow, wide) - shifted
     # All blocks together in each step, so that they take the rounds of one.
     flat = _flatten([below[:, low:high, :width] for low, high, width in cover.spans])
-    flat = _split_exponential(flat, narrow) if split else jnp.exp(-flat)
+    flat = split_exponential(flat, narrow) if split else jnp.exp(-flat)
     parts = _unflatten(flat, [(heads, high - low, width) for low, high, width in cover.spans])
     return [
         jnp.where(mask[low:high, :width], part, 0.0)
@@ -144,8 +144,8 @@ def _side_by_side(parts: Sequence[Array], columns: int) -> Array:
     return jnp.concatenate(padded, 1)
 
 
-def _split_exponential(below: Array, narrow: bool) -> Array:
-    """exp(-below) for below >= 0."""
+def split_exponential(below: Array, narrow: bool = False) -> Array:
+    """exp(-below) for below >= 0, by `share_steps.split_powers`."""
     # Truncation may leave one unit below 0, which would wrap: add a few units, the same for a whole row.
     x, most = below * LOG2_E + 4 * UNIT, OCTAVES - 4 * UNIT
     x = jnp.where(negative(x - most), x, most) if narrow else jnp.minimum(x, most)

@@ -174,7 +174,9 @@ KINDS: dict[str, Kind] = {
     "gelu_squares": Kind(nonlinear.gelu_squares, ("secret",)),
     "relu": Kind(nonlinear.relu, ("secret",)),
     "leaky_relu": Kind(nonlinear.leaky_relu, ("secret", "server")),
-    # Of no program: what other papers put in place of LayerNorm, softmax and GELU.
+    # Of no program: the exponentials of a softmax without its maxima, and what other papers put in place of LayerNorm,
+    # softmax and GELU.
+    "split_exponential": Kind(nonlinear.split_exponential, ("secret",)),
     "dyt": Kind(nonlinear.dyt, ("secret", "server", "server", "server")),
     "hard_tanh_dyt": Kind(partial(nonlinear.dyt, hard=True), ("secret", "server", "server", "server")),
     "relu_attention": Kind(nonlinear.relu_attention, ("secret",)),

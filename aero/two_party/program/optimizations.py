@@ -40,6 +40,8 @@ OPTIMIZATIONS: dict[str, str] = {
 """All are exact up to fixed point except segmented_gelu and gelu_by_squares; bounded_reciprocals, as close as SPU
 (`bounded`); and split_exponential, which is closer to exp than SPU's own. Those that begin with "lattice" rely on
 ring-LWE, as SPU's matrix multiplication does."""
+NEEDS = {"absorbed_ffn": "folded_ffn", "gelu_by_squares": "segmented_gelu"}
+"""Optimizations without effect unless another is chosen too."""
 TUNED: Optimizations = frozenset(OPTIMIZATIONS) - {
     "lattice_attention",
     "lattice_rest",
@@ -84,10 +86,7 @@ def parse_program(program: str) -> tuple[Optimizations, tuple[int, ...]]:
             hint = f"did you mean {near[0]}?" if near else f"known: {', '.join(OPTIMIZATIONS)}"
             raise ValueError(f"unknown optimization {name[:100]!r}; {hint}")
         (found.add if sign == "+" else found.discard)(name)
-    if "folded_ffn" not in found:
-        found.discard("absorbed_ffn")
-    if "segmented_gelu" not in found:
-        found.discard("gelu_by_squares")
+    found -= {name for name, other in NEEDS.items() if other not in found}
     return frozenset(found), tuple(int(n) for n in match[3].split(",")) if match[3] else ()
 
 
@@ -106,6 +105,11 @@ def reviewed(program: str) -> str:
     """`program` without UNREVIEWED. ValueError for an unknown program."""
     optimizations, rebased = parse_program(program)
     return program_name(optimizations - UNREVIEWED, rebased)
+
+
+def on_its_own(name: str) -> str:
+    """ "as_written" with one optimization, and with the one that it needs."""
+    return f"as_written+{f'{NEEDS[name]}+' if name in NEEDS else ''}{name}"
 
 
 def toggled(name: str) -> str:

@@ -230,9 +230,10 @@ ratios = ", ".join(f"{tables.text(ratio, 2)}x {system}" for system, ratio in fig
 show.table(
     figures.peers(results),
     "Private inference with transformers",
-    f"Bytes of our `SM+LN+G` relative to others: {ratios} (BLB by its own comparison with BOLT). BERT-base has GPT-2's "
-    "layers and width, and a smaller vocabulary. Last column: where a number was read. Second-hand: quoted by others.",
-    sources=["aero/published/peers.csv", "results/two_party/rows.csv"],
+    "Bytes of our `SM+LN+G` with all switches relative to others: "
+    f"{ratios} (BLB by its own comparison with BOLT). BERT-base has GPT-2's layers and width, and a smaller "
+    "vocabulary. Last column: where a number was read. Second-hand: quoted by others.",
+    sources=["aero/published/peers.csv", "results/two_party/outside_tuned.csv"],
 )
 
 # %% [markdown]
@@ -352,9 +353,10 @@ show.table(
 show.table(
     tables.outside_tuned(results),
     "Optimizations outside the optimised program",
-    "Options of `--program`, newer than the optimised program of the other tables. Seconds of computing and minutes on "
-    "the WAN (100 Mbit/s, 80 ms) are over those of the first line. All were measured in one session on one machine; "
-    "rounds differ from those of other tables by some per cent.",
+    "Options of `--program`, newer than the optimised program of the other tables. In parentheses: rounds without the "
+    "softmax's maxima, a bound for any other way to take or avoid them. Seconds of computing and minutes on the WAN "
+    "(100 Mbit/s, 80 ms) are over those of the first line. All were measured in one session on one machine; rounds "
+    "differ from those of other tables by some per cent.",
     sources=["results/two_party/outside_tuned.csv"],
     command="python -m benchmarks.optimizations together",
 )

@@ -34,7 +34,7 @@ from aero.report.costs import (
     saving,
     wan_minutes,
 )
-from aero.report.papers.private_tables import HEADLINE, PROGRAM_NAMES, ROW, gigabytes, text
+from aero.report.papers.private_tables import HEADLINE, OUTSIDE, PROGRAM_NAMES, ROW, gigabytes, text
 from aero.report.results import Results
 from aero.two_party.cost.composition import estimate
 from aero.two_party.cost.cost_model import measured_operations
@@ -354,28 +354,28 @@ def protocols(results: Results, number: str) -> pd.DataFrame:
 
 
 def peers(results: Results) -> pd.DataFrame:
-    """Other systems for private inference with transformers, after this project's optimised program."""
-    lines = []
-    for name in ("SM+LN+G", "SM+ScFuFFN"):
-        cost = row_costs(results, load("aero").tables["4"], name).get(OPTIMISED)
-        if cost is None or (minutes := wan_minutes(results, cost)) is None:
-            continue
-        whole = text(minutes.total, 3)
-        lines.append(
-            {
-                "system": f"here, optimised: {name}",
-                "setting": "2PC",
-                "network": "GPT-2, T=128",
-                "communication": f"{gigabytes(cost.bytes)} GB, {text(cost.rounds)} rounds",
-                "time": f"{text(cost.seconds)} s, 2 cores; {whole} min at 100 Mbit/s, 80 ms",
-                "source": "measured here",
-            }
-        )
+    """Other systems for private inference with transformers, after this project's optimised program and the one with
+    all switches."""
+    measured = read_csv(results.root / OUTSIDE)
+    programs = {OPTIMISED: "optimised", measured[-1]["program"]: "all switches"} if measured else {}
+    lines = [
+        {
+            "system": f"here, {programs[line['program']]}: {line['architecture']}",
+            "setting": "2PC",
+            "network": "GPT-2, T=128",
+            "communication": f"{gigabytes(float(line['bytes']))} GB, {text(float(line['rounds']))} rounds",
+            "time": f"{text(float(line['seconds']))} s, 2 cores; {text(float(line['wan_seconds']) / 60, 3)} min at "
+            "100 Mbit/s, 80 ms",
+            "source": "measured here",
+        }
+        for line in measured
+        if line["architecture"] != "SM+LN+R" and line["program"] in programs
+    ]
     return pd.DataFrame([*lines, *read_csv(PEERS)]).drop(columns="gigabytes")
 
 
 def bytes_over_peers(results: Results) -> dict[str, float]:
-    """Our optimised SM+LN+G over each system of the same setting and network, in bytes."""
-    cost = row_costs(results, load("aero").tables["4"], "SM+LN+G").get(OPTIMISED)
+    """Our SM+LN+G with all switches over each system of the same setting and network, in bytes."""
+    measured = {line["architecture"]: float(line["bytes"]) for line in read_csv(results.root / OUTSIDE)}
     found = {line["system"]: float(line["gigabytes"]) for line in read_csv(PEERS) if line["gigabytes"]}
-    return {} if cost is None else {system: cost.bytes / GB / size for system, size in found.items()}
+    return {system: measured["SM+LN+G"] / GB / size for system, size in found.items()} if measured else {}

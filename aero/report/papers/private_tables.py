@@ -415,14 +415,15 @@ def outside_tuned(results: Results, alone: bool = True) -> pd.DataFrame:
         row, program = line["architecture"], line["program"]
         if not alone and program.count("+") + program.count("-") == 1:
             continue
-        cost = {name: float(line[name]) for name in ("bytes", "rounds", "seconds", "wan_seconds")}
+        cost = {name: float(line[name]) for name in line if name not in ("architecture", "program")}
         if program == OPTIMISED:
             optimised[row] = cost
             times = f"computing {cost['seconds']:.0f} s, WAN {cost['wan_seconds'] / 60:.1f} min"
         else:
             computing, wan = (cost[name] / optimised[row][name] for name in ("seconds", "wan_seconds"))
             times = f"computing {computing:.2f}x, WAN {wan:.2f}x"
-        cells.setdefault(program, {})[row] = f"{gigabytes(cost['bytes'])} GB, {cost['rounds']:,.0f} rounds, {times}"
+        rounds = f"{cost['rounds']:,.0f} rounds ({cost['rounds_without_maxima']:,.0f})"
+        cells.setdefault(program, {})[row] = f"{gigabytes(cost['bytes'])} GB, {rounds}, {times}"
     return pd.DataFrame({"program": _program(program), **found} for program, found in cells.items())
 
 

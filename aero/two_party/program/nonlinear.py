@@ -292,16 +292,15 @@ def rms_normalise(x: Array, eps: float = 1e-5, narrow: bool = False, tiles: bool
     narrow: with the root by `bounded.reciprocal_root`. tiles: with the division of the rows by `row_tiles`. lattice:
     with `tiles`, squares and division outside SPU.
     """
-    # Of the mean of the squares: with `lattice` less than 1, so that a power of two divides their sum.
-    share = x.shape[-1] / power_from(x.shape[-1]) if lattice else 1.0
     if lattice:
-        square = pair_result(row_squares(x))
+        # `share` of the mean, because the sum of the squares is divided by a power of two.
+        share, square_mean = x.shape[-1] / power_from(x.shape[-1]), pair_result(row_squares(x))
     else:
-        square = jnp.mean(x * x, -1, keepdims=not tiles)
+        share, square_mean = 1.0, jnp.mean(x * x, -1, keepdims=not tiles)
     if narrow:
-        inverse = reciprocal_root(square + share * eps, share * eps, share**0.5)
+        inverse = reciprocal_root(square_mean + share * eps, share * eps, share**0.5)
     else:
-        inverse = jax.lax.rsqrt(square / share + eps)
+        inverse = jax.lax.rsqrt((square_mean / share if lattice else square_mean) + eps)
     return row_tiles(x, inverse, lattice) if tiles else x * inverse
 
 

@@ -21,7 +21,7 @@ OPTIMIZATIONS: dict[str, str] = {
     "lattice_lookup": "large embeddings by encrypted queries (aero.two_party.lattice.lookup)",
     "lattice_products": "multiplication by the server's matrices outside SPU (aero.two_party.lattice.matmul)",
     "lattice_attention": "Q K^T and P V outside SPU (aero.two_party.lattice.matmul)",
-    "lattice_rest": "what the other three leave to SPU: the lookup's hint, the vocabulary projection, single rows",
+    "lattice_rest": "what these leave to SPU: hint, vocabulary projection, single rows, row tiles, squares of norms",
     "one_qkv": "Q, K and V as one matrix multiplication, 1/sqrt(d_k) folded in",
     "folded_norms": "gain and bias of every LayerNorm folded into the matrix that follows",
     "folded_ffn": "linear feed-forward folded into W_O; the He & Hofmann combination as one matrix",

@@ -318,7 +318,7 @@ show.table(
 # ## What the optimised program changes
 #
 # Two optimizations of the program approximate a function, GELU or the exponential; the others are exact up to
-# fixed-point rounding. Fewer squarings and bounded reciprocals approximate too, and are not part of it.
+# fixed-point rounding. GELU by squares and bounded reciprocals approximate too, and are not part of it.
 # The program was chosen for bytes: row tiles, for example, save bytes and cost seconds.
 
 # %%

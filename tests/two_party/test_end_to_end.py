@@ -111,7 +111,7 @@ def test_rings_that_do_not_fit_are_refused():
     for program, field, named in (
         ("tuned", "FM128", "64 bits at most"),
         ("as_written+narrow_comparisons", "FM128", "64 bits at most"),
-        ("as_written+segmented_gelu+gelu_by_squares", "FM128", "64 bits at most"),
+        ("as_written+lattice_attention", "FM128", "64 bits at most"),
         ("as_written", "FM32", "cannot divide"),
     ):
         with pytest.raises(TwoPartyError, match=named) as caught:

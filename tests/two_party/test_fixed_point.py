@@ -213,6 +213,13 @@ def test_lattice_multiplication_has_a_smaller_range():
             assert all(value < LIMITS[limit] for limit, value in seen) is right
 
 
+def test_dropped_results_of_scaled_rows_do_not_count():
+    """Rows of 2^13 with factors of 2^-6 beside rows of 1 with factors of 1."""
+    x, factors = jnp.tile(jnp.array([[8192.0], [1.0]]), (16, 8)), jnp.tile(jnp.array([2.0**-6, 1.0]), 16)
+    _, seen = watched("scale_row_tiles", (x, factors), {"lattice": 1})
+    assert all(value < LIMITS[limit] for limit, value in seen)
+
+
 def test_a_model_beyond_the_lattice_range_is_computed_within_spu():
     """W_V so large that P V W_O exceeds 2^14 and stays below 2^26."""
     model = random_model("SM", layers=2, ln_f=False)
@@ -244,13 +251,9 @@ def test_a_model_with_too_large_preactivations_is_compared_in_the_large_ring():
 
 
 def test_a_model_with_too_large_variances_takes_the_roots_of_spu():
-    """Variances between 2^12 and 2^17."""
+    """Variances between 2^12 and 2^17, and between 2^10 and 2^12 where squares are summed outside SPU."""
     program = "as_written+folded_norms+bounded_reciprocals"
     assert fitting(random_model("SM+LN+R", layers=2), program, Settings()) == program
     assert fitting(scaled("SM+LN+R", 400.0), program, Settings()) == "as_written+folded_norms"
-
-
-def test_a_model_with_large_variances_takes_the_squares_of_spu():
-    """Variances between 2^10 and 2^17."""
     assert fitting(scaled("SM+LN+R", 2.0), "tuned+lattice_rest", Settings()) == "tuned+lattice_rest"
     assert fitting(scaled("SM+LN+R", 200.0), "tuned+lattice_rest", Settings()) == "tuned"

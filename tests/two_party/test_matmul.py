@@ -139,6 +139,17 @@ def test_shares_of_a_product_of_shares_are_those_of_integers(rows, inner, column
     assert off.std() == pytest.approx(layout.noise, rel=0.25)
 
 
+@pytest.mark.parametrize(("rows", "inner"), [(128, 768), (129, 100), (3, 1), (9, 1025), (2, 2048)])
+def test_shares_of_sums_of_squares_are_those_of_integers(rows, inner):
+    layout, secret = lattice.SquaresLayout.of(rows, inner), lattice.SecretKey()
+    own, other = uniform(5, rows, inner), uniform(6, rows, inner)
+    matrix = lattice.ShareMatrix(other.T, layout)
+    crossed = answered_and_decrypted(secret, layout, matrix, lambda share: layout.encrypt(secret, share), own)
+    off = signed(crossed.diagonal() - ((own * other).sum(1) << np.uint64(layout.scale_bits))) / 2.0**32
+    assert np.abs(off).max() < 6 * layout.noise < 6 and inner <= 2 ** (15 - layout.scale_bits) < 2 * max(1, inner)
+    pytest.raises(ValueError, lattice.SquaresLayout.of, rows, 2049)
+
+
 def test_queries_do_not_repeat():
     layout, secret, share = lattice.Layout(128, 32, 32), lattice.SecretKey(), np.zeros((128, 32), np.uint64)
     words = [np.frombuffer(secret.encrypt(share, layout, lattice.RESULT_BITS - 18)[32:], "<u8") for _ in range(2)]

@@ -171,7 +171,7 @@ def signs_task(party, values):
 
 GIVEN = {
     "x": np.linspace(-100.0, 100.0, 40_000).astype(np.float32),
-    "rows": np.random.default_rng(3).normal(0.5, np.geomspace(0.1, 20.0, 140)[:, None], (140, 100)).astype(np.float32),
+    "rows": np.random.default_rng(3).normal(0.5, np.geomspace(0.1, 20.0, 140)[:, None], (140, 40)).astype(np.float32),
     "factors": np.random.default_rng(4).uniform(0.0, 2.0, 140).astype(np.float32),
     "sums": np.geomspace(1.0, 128.0, 512).astype(np.float32),
     "ties": np.random.default_rng(0).integers(-40, 40, (64, 13)).astype(np.float32),
@@ -257,11 +257,11 @@ def test_squares_and_scaled_rows_of_two_processes(session):
     assert (np.abs(found["normalised"] - exact) < 2e-3 * np.abs(exact) + 1e-3).all()
     for one, other in zip(spent.values(), spent_there.values(), strict=True):
         assert (one.bytes_sent, one.bytes_received) == (other.bytes_received, other.bytes_sent)
-    # 140 rows are two groups of 70, and nine tiles of 16, each a product of its own. The root compares as well.
-    tiles, squares = PairLayout.of(PACKED, PACKED, 100), SquaresLayout.of(140, 100)
-    sent = 9 * tiles.query_bytes, 2 * squares.query_bytes
+    # 140 rows are two groups of 70, and nine tiles of 16, three in each product. The root compares as well.
+    tiles, squares = PairLayout.of(3 * PACKED, PACKED, 3 * 40), SquaresLayout.of(140, 40)
+    sent = 3 * tiles.query_bytes, 2 * squares.query_bytes
     for name, least, more in (("scaled", sent[0], 1e5), ("normalised", sum(sent), 1e6)):
-        assert 0 <= spent[name].bytes_sent - least - 9 * tiles.answer_bytes < more, name
+        assert 0 <= spent[name].bytes_sent - least - 3 * tiles.answer_bytes < more, name
 
 
 def test_values_compared_in_32_bits_do_not_cross_the_link(session):

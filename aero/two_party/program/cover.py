@@ -6,7 +6,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cached_property
 
-from aero.two_party.lattice.matmul import PACKED
+from aero.two_party.lattice.matmul import PACKED, ROWS
 
 TILE = 128
 
@@ -17,8 +17,8 @@ def tile_side(rows: int) -> int:
 
 
 def tiles_together(width: int) -> int:
-    """Tiles of PACKED rows of this width that one product outside SPU scales: as many as its answer has place for."""
-    return max(1, PACKED * PACKED // (2 * width))
+    """Tiles of PACKED rows of this width that one product outside SPU scales: narrow ones share its ciphertexts."""
+    return max(1, min(ROWS // PACKED, PACKED * PACKED // (2 * width)))
 
 
 def tree_levels(entries: int) -> int:

@@ -54,14 +54,13 @@ NARROW_MARGIN = 2.0
 LATTICE_SHARE = 2.0**-12
 """What `lattice_products` and `lattice_rest` hold of the limit of SPU's multiplication (test_fixed_point.py)."""
 PAIR_SHARE = 2.0 ** -PAIR_TRUNCATIONS[1]
-"""The same for `lattice_attention`, and for `lattice_rest` of the squares that a LayerNorm sums."""
+"""The same for `lattice_attention`, and for `lattice_rest` of scaled rows and of the squares that a LayerNorm sums."""
 OF_SMALLER_RANGE = (
     "lattice_products",
     "lattice_attention",
     "lattice_rest",
     "bounded_reciprocals",
     "narrow_comparisons",
-    "gelu_by_squares",
 )
 LIMITED = {
     **{"rsqrt": ("rsqrt", 0), "sqrt": ("rsqrt", 0), "div": ("div", 1), "exp": ("exp", 0), "exp2": ("exp", 0)},
@@ -69,6 +68,8 @@ LIMITED = {
 }
 """Limit and argument of primitives and of steps on shares."""
 PRODUCTS = {"mul", "dot_general", "square", "integer_pow", "conv_general_dilated"}
+_MOVES = {"reshape", "transpose", "slice", "squeeze", "gather", "dynamic_slice"}
+"""Primitives that only move values, which were noted before; of a step's results, some are dropped."""
 _INSIDE = {"pjit", "jit", "closed_call", "core_call", "custom_jvp_call", "custom_vjp_call"}
 
 
@@ -138,7 +139,7 @@ def _watching(
                         note(limit, value)
                     out = equation.primitive.bind(*values, **equation.params)
                     results = list(out) if equation.primitive.multiple_results else [out]
-                    if equation.primitive is not on_shares:
+                    if equation.primitive is not on_shares and name not in _MOVES:
                         for result in results:
                             note("product" if name in PRODUCTS else "value", result)
                 known.update(zip(equation.outvars, results, strict=True))
@@ -309,9 +310,8 @@ def not_bounded(model: GPT, program: str, settings: Settings) -> list[str]:
     product = most["product"] * (LATTICE_SHARE if "lattice_products" in optimizations else 1.0)
     if "narrow_comparisons" in optimizations:
         product = min(product, most["negative"])
-    variance = most["negative" if "bounded_reciprocals" in optimizations else "rsqrt"]
-    if {"lattice_rest", "row_tiles"} <= optimizations:
-        variance = min(variance, most["product"] * PAIR_SHARE)
+    scaled = most["product"] * (PAIR_SHARE if {"lattice_rest", "row_tiles"} <= optimizations else 1.0)
+    variance = min(scaled, most["negative" if "bounded_reciprocals" in optimizations else "rsqrt"])
     residual, ffn, logits, values, head = (found[name] for name in ("residual", "ffn", "logits", "values", "head"))
     pair = most["product"] * (PAIR_SHARE if "lattice_attention" in optimizations else 1.0)
     normed = model.architecture.layer_norm or model.config.ln_f
@@ -324,7 +324,7 @@ def not_bounded(model: GPT, program: str, settings: Settings) -> list[str]:
         "feed-forward activations": ffn < product and not (cubed and (ffn + GELU_TAIL) ** 3 >= most["product"]),
         "attention logits": logits < min(product, pair) and 2 * logits < most["exp"],
         # Row sums of exponentials are at most T, and divide the sum later.
-        "attention outputs": values * model.config.context < pair and values < product,
+        "attention outputs": values * model.config.context < pair and values < min(product, scaled),
         "logits of the vocabulary": head
         < most["product"] * (LATTICE_SHARE if "lattice_rest" in optimizations else 1.0),
     }

@@ -370,8 +370,8 @@ def gelu_squares(x: Array, narrow: bool = False) -> Array:
     """GELU as in `gelu_segments`, the polynomial by three squarings, which send two thirds of what products send.
 
     Of degree 8 in z = |x| - 1.9, where |x| is clipped at 3.8: w_1 = z^2, w_2 = (a w_1 + b z)^2, and w_3, the square of
-    another sum of z, w_1, w_2 and 1, are added. The coefficients are a numerical fit; the largest error is
-    GELU_SQUARES_ERROR.
+    another sum of z, w_1, w_2 and 1, are added. The coefficients are a numerical fit; the largest error against the
+    tanh form is GELU_SQUARES_ERROR.
     """
     positive, most = relu(x, narrow), GELU_SQUARES_TAIL / 2
     z = 2.0 * positive - x - most

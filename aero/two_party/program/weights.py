@@ -113,12 +113,15 @@ def within_budget(model: GPT, program: str, budget: float = CONDITION_BUDGET, fr
 
     Layers after "@" are added wherever the condition number of the absorbed matrices would exceed `budget`, because
     fixed-point errors grow by about as much. lattice_lookup, lattice_products or lattice_rest are left out where the
-    model's entries are too large for them. ValueError if a weight is not finite, as after a training that diverged.
+    model's entries are too large for them, gelu_by_squares where it has no GELU. ValueError if a weight is not finite,
+    as after a training that diverged.
     """
     for name, values in model.state_dict().items():
         if not values.isfinite().all():
             raise ValueError(f"{name} has values that are not finite: the training diverged; take another checkpoint")
     optimizations, rebased = parse_program(program)
+    if model.architecture.ffn != "gelu":
+        optimizations -= {"gelu_by_squares"}
     if model.architecture.weight_norm is not None:
         model = fold_weight_norm(model)
     architecture, state = model.architecture, model.state_dict()

@@ -57,9 +57,10 @@ show.table(
 show.prose(
     "Most runs trained on one GPU. On 2 CPU cores ran EReg(SM(t)+LN+G), EReg(SM(t)+LN+R), EReg(SM(t)+R), "
     "SM(t)+ScFuFFN, SOTA(SM+ScFFN), two seeds of SM+ScFFN, one each of SM+G, SM+ScFuFFNi_6 and EReg(SM(t)+ScFuFFNi_6), "
-    "and the search for a learning rate. Repeated on the CPU, {repeats} GPU trainings changed in perplexity by "
-    "{changes}; {within} stayed in the range of the row's seeds. Diverged and kept, all of the CPU: SM+G (1 of 3 "
-    "seeds), SM+ScFFN (2 of 3), SM(t)+ScFuFFN (1 of 3) and SOTA(SM+ScFFN) (2 of 2). The processor is hardly the cause: "
+    "and the search for a learning rate. So did SM+WNorm(FFN), SM+SNorm(FFN) and EReg(SM(t)+ScFuFFN) with margins 0 "
+    "and 0.30. Repeated on the CPU, {repeats} GPU trainings changed in perplexity by {changes}; {within} stayed in the "
+    "range of the row's seeds. Diverged and kept, all of the CPU: SM+G (1 of 3 seeds), SM+ScFFN (2 of 3), "
+    "SM(t)+ScFuFFN (1 of 3), SOTA(SM+ScFFN) and SM+WNorm(FFN) (2 of 2 each). The processor is hardly the cause: "
     "attempts at these rows on the GPU stopped too (`docs/gpu.md`).",
     **aero.repeated(results),
 )

@@ -421,6 +421,11 @@ class HintLayout(PairLayout):
         return ShareMatrix((hint + np.uint64(1 << (self.scale_bits - 1))) >> np.uint64(self.scale_bits), self)
 
 
+def log2_from(k: int) -> int:
+    """Exponent of the least power of two that is not below k."""
+    return (k - 1).bit_length()
+
+
 @dataclass(frozen=True)
 class SquaresLayout(PairLayout):
     """The `PairLayout` of 2 X_0 X_1^T, of which only the diagonal is used: what X X^T has beyond the parties' own
@@ -443,7 +448,7 @@ class SquaresLayout(PairLayout):
     @property
     def scale_bits(self) -> int:
         """Of 2 X_0 X_1^T."""
-        return super().scale_bits + 1 - (self.inner // 3 - 1).bit_length()
+        return super().scale_bits + 1 - log2_from(self.inner // self.digits)
 
 
 class ShareMatrix(Matrix):

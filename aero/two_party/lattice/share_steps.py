@@ -12,8 +12,8 @@ X_i = b_i 2^(f+4) + Y_i with one bit b_i. Then X = Y_0 + Y_1 if b_0 = b_1, else 
 Each party computes its own 2^-Y_i, and the bits are already shared by xor: one multiplication and two selections give
 the exponential, where SPU takes eight squarings.
 
-`lattice_query` and `lattice_rows` are the protocol of `aero.two_party.lattice.lookup`; `lattice_product` and
-`shared_product` are those of `matmul`.
+`lattice_query` and `lattice_rows` are the protocol of `aero.two_party.lattice.lookup`; `lattice_product`,
+`shared_product` and `row_squares` are those of `matmul`.
 
 `negative`: comparison. Shares of x modulo 2^64 are, modulo 2^32, shares of x if |x| < 2^31. A second SPU runtime
 compares these in a ring of 32 bits, with half of the digits and oblivious transfers.
@@ -271,12 +271,7 @@ def row_squares(x: Array) -> Array:
 
 
 def _row_squares_in_the_clear(x: Array) -> tuple[Array]:
-    return (2.0 ** sum(matmul.PAIR_TRUNCATIONS) * jnp.sum(x * x, 1) / power_from(x.shape[1]),)
-
-
-def power_from(k: int) -> int:
-    """The least power of two that is not below k."""
-    return 1 << (k - 1).bit_length()
+    return (2.0 ** sum(matmul.PAIR_TRUNCATIONS) * jnp.sum(x * x, 1) / 2 ** matmul.log2_from(x.shape[1]),)
 
 
 def _row_squares_of_shares(party: StepContext, x: np.ndarray, shapes: Sequence[Shape]) -> tuple[np.ndarray, ...]:

@@ -19,14 +19,13 @@ import jax.numpy as jnp
 import numpy as np
 from jax import Array
 
-from aero.two_party.lattice.matmul import PACKED, PAIR_TRUNCATIONS
+from aero.two_party.lattice.matmul import PACKED, PAIR_TRUNCATIONS, log2_from
 from aero.two_party.lattice.share_steps import (
     CLIENT_SCALE,
     OCTAVES,
     SERVER_SCALE,
     apart,
     negative,
-    power_from,
     row_squares,
     shared_product,
     split_powers,
@@ -294,7 +293,7 @@ def rms_normalise(x: Array, eps: float = 1e-5, narrow: bool = False, tiles: bool
     """
     if lattice:
         # `share` of the mean, because the sum of the squares is divided by a power of two.
-        share, square_mean = x.shape[-1] / power_from(x.shape[-1]), pair_result(row_squares(x))
+        share, square_mean = x.shape[-1] / 2 ** log2_from(x.shape[-1]), pair_result(row_squares(x))
     else:
         share, square_mean = 1.0, jnp.mean(x * x, -1, keepdims=not tiles)
     if narrow:

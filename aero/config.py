@@ -266,6 +266,7 @@ class ResolvedRun:
             **self.sizes.model_dump(),
             **switches,
             temperature_init=self.regularizer.temperature_init,
+            log_temperature=self.regularizer.log_temperature,
             threshold_init=self.regularizer.threshold_init,
         )
 
@@ -281,7 +282,7 @@ class ResolvedRun:
             "model": {
                 name: value
                 for name, value in dataclasses.asdict(self.model_config(manifest["vocabulary"])).items()
-                if name not in NOT_TRAINED  # so that hashes of earlier results stay
+                if name not in NOT_TRAINED and (value or name != "log_temperature")  # so that earlier hashes stay
             },
             "train": self.train.recipe(),
             "regularizer": self.regularized if self.architecture.entropy_regularized else None,

@@ -36,6 +36,7 @@ class ModelConfig:
     gelu: "exact" or "tanh" (GPT-2's approximation).
     init_std, embedding_std: standard deviations of the initial block matrices and of the embeddings.
     temperature_init, threshold_init: initial softmax temperature and initial `reg_threshold_weights`.
+    log_temperature: learn log t in place of the temperature t, which then stays positive.
     position: "learned" embedding, or "rotary" embedding of the first `rotary_fraction` of each head's dimensions
         (GPT-NeoX's layout: dimension k is rotated with k + r/2) with angles of base `rotary_base`.
     kv_heads: heads of keys and values, each read by H / G heads of queries; 0: as many as heads.
@@ -62,6 +63,7 @@ class ModelConfig:
     init_std: float = 0.02
     embedding_std: float = 0.02
     temperature_init: float = 1e-2
+    log_temperature: bool = False
     threshold_init: float = 0.5
     position: Literal["learned", "rotary"] = "learned"
     rotary_fraction: float = 0.25
@@ -84,6 +86,8 @@ class ModelConfig:
             raise ValueError(f"gelu must be exact or tanh, got {self.gelu!r}")
         if self.temperature_init == 0:
             raise ValueError("temperature_init must not be 0: it divides the attention logits")
+        if self.log_temperature and self.temperature_init < 0:
+            raise ValueError(f"log_temperature needs a temperature_init above 0, got {self.temperature_init:g}")
         if self.position not in ("learned", "rotary"):
             raise ValueError(f"position must be learned or rotary, got {self.position!r}")
         if self.position == "rotary" and (self.rotary_fraction > 1 or self.rotary_dims < 2 or self.rotary_dims % 2):

@@ -76,6 +76,7 @@ class RegularizerParameters(Strict):
     lambda_: float = Field(ge=0)
     lambda_positions: Positive | None
     temperature_init: float
+    log_temperature: bool = False
     threshold_init: float
 
     def weight(self, batch_size: int, context: int) -> float:

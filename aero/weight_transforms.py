@@ -1,4 +1,4 @@
-"""Weight matrices as functions of parameters (weight norm, spectral norm, sigmaReparam), and how to fold them away.
+"""Weights as functions of parameters (weight norm, spectral norm, sigmaReparam, log t), and how to fold them away.
 
 `fold_weight_norm` returns a copy of a trained model with plain weights that computes the same function.
 """
@@ -21,7 +21,8 @@ if TYPE_CHECKING:
 
 
 def parametrize_weights(model: GPT) -> None:
-    """Parametrise, in place, the matrices that the architecture of `model` normalises (AERO Eq. 5).
+    """Parametrise, in place, the matrices that the architecture of `model` normalises (AERO Eq. 5), and its
+    temperatures with `log_temperature`.
 
     weight norm: W = g v / |v| with a norm g for the weights of each output; it starts at the plain initial W.
     spectral norm: W / sigma(W). Each forward pass in training mode does one step of power iteration for sigma; in
@@ -31,6 +32,8 @@ def parametrize_weights(model: GPT) -> None:
     architecture: Architecture = model.architecture
     for block in model.blocks:
         attention = block.attention
+        if model.config.log_temperature and architecture.temperature:
+            parametrize.register_parametrization(attention, "temperature", Exponential())
         if core_named(architecture.core).reparametrised:
             for layer in (attention.query, attention.key, attention.value):
                 parametrize.register_parametrization(layer, "weight", SigmaReparam(layer.weight))
@@ -48,6 +51,16 @@ def parametrize_weights(model: GPT) -> None:
             else:
                 parametrizations.spectral_norm(layer)
                 _outside_autocast(layer)
+
+
+class Exponential(nn.Module):
+    """t = e^s of a trained s."""
+
+    def forward(self, logarithm: Tensor) -> Tensor:
+        return logarithm.exp()
+
+    def right_inverse(self, value: Tensor) -> Tensor:
+        return value.log()
 
 
 class SigmaReparam(nn.Module):
@@ -82,17 +95,24 @@ def _outside_autocast(layer: nn.Linear) -> None:
     layer.parametrizations.weight[0] = OutsideAutocast(layer.parametrizations.weight[0])
 
 
+def foldable(model: GPT) -> bool:
+    """Whether `model` has parametrised weights that `fold_weight_norm` makes plain."""
+    return model.architecture.weight_norm is not None or model.config.log_temperature
+
+
 @torch.no_grad()
 def fold_weight_norm(model: GPT) -> GPT:
-    """A copy of `model`, in evaluation mode, with weight or spectral norms folded into plain weights."""
+    """A copy of `model`, in evaluation mode, with norms of weights and e^s of `log_temperature` folded into plain
+    weights."""
     source = copy.deepcopy(model).eval()  # in training mode, reading a spectral norm's weight would iterate
-    if model.architecture.weight_norm is None:
+    if not foldable(model):
         return source
     state = {name: value for name, value in source.state_dict().items() if ".parametrizations." not in name}
     for name, module in source.named_modules():
-        if parametrize.is_parametrized(module, "weight"):
-            state[f"{name}.weight"] = module.weight
+        for weight in getattr(module, "parametrizations", ()):
+            state[f"{name}.{weight}"] = getattr(module, weight)
     with torch.random.fork_rng(devices=[]):  # the initial weights are overwritten; leave the caller's generator alone
-        folded = type(model)(replace(model.architecture, weight_norm=None, normed=()), model.config)
+        architecture = replace(model.architecture, weight_norm=None, normed=())
+        folded = type(model)(architecture, replace(model.config, log_temperature=False))
     folded.load_state_dict(state)
     return folded.to(model.token_embedding.weight).eval()

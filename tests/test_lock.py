@@ -1,6 +1,5 @@
-"""The lock files: every package in one version with its hashes, those that pyproject.toml names, and their licences."""
+"""The lock files: every package in one version with its hashes, those that pyproject.toml names."""
 
-import importlib.metadata
 import re
 import tomllib
 
@@ -49,16 +48,3 @@ def test_nothing_is_installed_from_elsewhere_or_unchecked():
         assert not re.search(r"index-url|find-links|git\+|https?://|--trusted-host|curl |wget ", text), path
         for line in text.splitlines():
             assert "-r requirements" not in line or "--require-hashes" in line, (path, line)
-
-
-def test_copyleft_licences_are_listed():
-    security = (ROOT / "SECURITY.md").read_text(encoding="utf-8")
-    installed = {plain(one.name): one.metadata for one in importlib.metadata.distributions()}
-    copyleft = set()
-    for name in locked("requirements.lock").keys() & installed.keys():
-        metadata = installed[name]
-        stated = [metadata.get("License-Expression"), metadata.get("License"), *metadata.get_all("Classifier", [])]
-        if re.search(r"GPL|GNU|MPL|Mozilla|EPL|Eclipse", " ".join(str(line)[:200] for line in stated)):
-            copyleft.add(name)
-    assert "pygit2" in copyleft
-    assert [name for name in sorted(copyleft) if f"`{name}`" not in security] == []

@@ -2,6 +2,7 @@
 
 import copy
 import math
+from dataclasses import replace
 
 import pytest
 import torch
@@ -10,6 +11,8 @@ from small_models import SMALL, build, ids
 from aero.architecture import NORMED, parse
 from aero.checkpoint import load, save
 from aero.model import GPT, ModelConfig
+from aero.training.run import learned
+from aero.training.schedule import parameter_groups
 from aero.weight_transforms import fold_weight_norm
 
 
@@ -75,6 +78,25 @@ def test_folding_keeps_the_function(kind, layers, rest):
     assert folded.architecture == parse(rest.format("X").replace("+X", ""))
     assert set(folded.state_dict()) == set(GPT(folded.architecture, model.config).state_dict())
     assert torch.equal(folded(ids()), model.eval()(ids()))
+
+
+@torch.no_grad()
+def test_temperatures_by_their_logarithm_start_as_others_stay_positive_and_are_folded_away():
+    torch.manual_seed(3)
+    other = GPT(parse("EReg(SM(t)+ScFuFFN)"), ModelConfig(**SMALL, temperature_init=0.01)).eval()
+    torch.manual_seed(3)
+    model = GPT(other.architecture, replace(other.config, log_temperature=True)).eval()
+    torch.testing.assert_close(model(ids()), other(ids()))
+    for block in model.blocks:
+        block.attention.parametrizations.temperature.original.add_(torch.randn(()) * 3 - 3)
+        assert (block.attention.temperature > 0).all()
+    folded = fold_weight_norm(model)
+    assert set(folded.state_dict()) == set(other.state_dict())
+    assert torch.equal(folded(ids()), model(ids()))
+    assert learned(model) == learned(folded)
+    assert [len(group["params"]) for group in parameter_groups(model, 0.1)] == [
+        len(group["params"]) for group in parameter_groups(other, 0.1)
+    ]
 
 
 @torch.no_grad()

@@ -114,7 +114,7 @@ def contradiction(run: ResolvedRun, made: Mapping[str, Any]) -> str:
 
     What a result does not name had only one value then.
     """
-    inits = {name: getattr(run.regularizer, name) for name in ("temperature_init", "threshold_init")}
+    inits = {name: getattr(run.regularizer, name) for name in ("temperature_init", "log_temperature", "threshold_init")}
     sections = {
         "": {"architecture": str(run.architecture), "context": run.sizes.context, "corpus": run.corpus.name},
         "model": run.sizes.model_dump() | inits,

@@ -278,7 +278,8 @@ def learned(model: torch.nn.Module) -> dict[str, object]:
     (L, H, T) the means over positions (L, H) and over heads (L, T); None for what a model does not have.
     """
     values = {name: parameter.detach() for name, parameter in model.named_parameters()}
-    temperatures = [value for name, value in values.items() if name.endswith("temperature")]
+    found = (getattr(module, "temperature", None) for module in model.modules())
+    temperatures = [value.detach() for value in found if isinstance(value, torch.Tensor)]
 
     def of(suffix: str) -> list[Any]:
         return [value.tolist() for name, value in values.items() if name.endswith(suffix)]

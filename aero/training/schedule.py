@@ -46,7 +46,7 @@ def parameter_groups(model: nn.Module, weight_decay: float) -> list[dict[str, ob
     LayerNorm and parameters named bias or gain). weight.original0 is the gain g (out, 1)
     of a weight norm, W = g v / |v|.
     """
-    undecayed_tables = ("temperature", "reg_threshold_weights", "weight.original0")
+    undecayed_tables = ("temperature", "temperature.original", "reg_threshold_weights", "weight.original0")
     decayed, undecayed = [], []
     for name, parameter in model.named_parameters():
         matrix = parameter.ndim >= 2 and not name.endswith(undecayed_tables)

@@ -27,7 +27,7 @@ from aero.two_party.program.optimizations import (
     parse_program,
     program_name,
 )
-from aero.weight_transforms import fold_weight_norm
+from aero.weight_transforms import fold_weight_norm, foldable
 
 CONDITION_BUDGET = 100.0
 State = Mapping[str, Tensor]
@@ -35,7 +35,7 @@ State = Mapping[str, Tensor]
 
 def weight_arrays(model: GPT, program: str) -> dict[str, np.ndarray]:
     """The folded weights of `model` as float32 arrays by name. ValueError for an unknown program."""
-    if model.architecture.weight_norm is not None:
+    if foldable(model):
         model = fold_weight_norm(model)
     weights = folded(model.architecture, model.config, model.state_dict(), program)
     return {name: value.to(torch.float32).contiguous().numpy() for name, value in weights.flat().items()}
@@ -122,7 +122,7 @@ def within_budget(model: GPT, program: str, budget: float = CONDITION_BUDGET, fr
     optimizations, rebased = parse_program(program)
     if model.architecture.ffn != "gelu":
         optimizations -= {"gelu_by_squares"}
-    if model.architecture.weight_norm is not None:
+    if foldable(model):
         model = fold_weight_norm(model)
     architecture, state = model.architecture, model.state_dict()
     if "lattice_lookup" in optimizations and model.config.vocabulary >= lookup.LEAST_VOCABULARY:

@@ -32,7 +32,7 @@ from aero.two_party.serving.tunnel import plain
 PROTOCOL = "aero-ask-2"
 # These have no effect after training, so they are not published.
 TRAINING_ONLY = {"init_std", "embedding_std", "residual_init_scaling"}
-TRAINING_ONLY |= {"temperature_init", "threshold_init", "slope_init"}
+TRAINING_ONLY |= {"temperature_init", "log_temperature", "threshold_init", "slope_init"}
 MAX_THREADS = 64
 BYTES_PER_WEIGHT = 16
 """What a client keeps for each weight of the server: two shares of 64 bits, all zeros."""

@@ -1,6 +1,6 @@
 """AERO's rows measured in one go: fitted to the published bytes, stock SPU, and optimised.
 
-    python -m benchmarks.as_published [--figure15 | --lattice] [--minutes M]
+    python -m benchmarks.as_published [--figure15] [--minutes M]
 
 The rows of Tables 4 to 7 at their own sizes; He & Hofmann's with the program `as_published` only. Every operation of
 the programs is measured by the same command, three times at T=128 and once beyond, since seconds of different days
@@ -9,7 +9,6 @@ where it stopped; about an hour and a half on 2 cores. Rounds are taken from oth
 same.
 
 --figure15: the rows of Figure 15, as published and stock, into fitted_figure15_*.csv. Ten minutes.
---lattice: stock, optimised within SPU, and optimised, into lattice_*.csv. 45 minutes.
 """
 
 from __future__ import annotations
@@ -27,16 +26,13 @@ from stages.two_party_all import printed_rows, rounds_runs
 TABLES = ("aero/table4", "aero/table5", "aero/table6", "aero/table7")
 FIGURE = ("aero/figure15",)
 PROGRAMS = ("as_published", "as_written", "tuned-lattice_products", "tuned-lattice_products-row_tiles")
-LATTICE_PROGRAMS = ("as_written", "as_written+lattice_products", "tuned-lattice_products", "tuned")
 REPEATS = {128: 3}
 
 
 def main(arguments: list[str]) -> None:
     parser = argparse.ArgumentParser(prog="python -m benchmarks.as_published", description=__doc__.splitlines()[0])
     parser.add_argument("--minutes", type=float, help="stop after about this long, between two sessions")
-    which = parser.add_mutually_exclusive_group()
-    which.add_argument("--figure15", action="store_true", help="the rows of Figure 15")
-    which.add_argument("--lattice", action="store_true", help="stock, optimised within SPU, and optimised")
+    parser.add_argument("--figure15", action="store_true", help="the rows of Figure 15")
     chosen = parser.parse_args(arguments)
     check_minutes(chosen.minutes or None)
     parameters = load().at_scale("laptop")  # whose operations have the published sizes
@@ -44,12 +40,9 @@ def main(arguments: list[str]) -> None:
     known = [FITTED.parent / name for name in ("ops.csv", "all_ops.csv", "fitted_ops.csv")]
     if chosen.figure15:
         stem, programs, places = "fitted_figure15", PROGRAMS[:2], FIGURE
-    elif chosen.lattice:
-        stem, programs, known = "lattice", LATTICE_PROGRAMS, []
     rows = [row for row in printed_rows(parameters) if any(place.startswith(places) for place in row.places)]
-    if not chosen.lattice:  # rows of He & Hofmann have no target that other programs could be held to
-        own = {"programs": (AS_PUBLISHED,)}
-        rows = [replace(row, **own) if row.architecture.block == "he_hofmann" else row for row in rows]
+    own = {"programs": (AS_PUBLISHED,)}  # rows of He & Hofmann have no target that other programs could be held to
+    rows = [replace(row, **own) if row.architecture.block == "he_hofmann" else row for row in rows]
     files = [FITTED.parent / f"{stem}_{what}.csv" for what in ("ops", "rows")]
     options = {"minutes": chosen.minutes, "rounds_runs": rounds_runs(parameters), "repeats": REPEATS}
     measure_rows(parameters.two_party, rows, programs, *files, rounds_from=known, **options)

@@ -3,11 +3,12 @@
     python -m benchmarks.optimizations bytes                   operations at GPT-2's dimensions, composed to rows
     python -m benchmarks.optimizations errors --run sm-ln-g    private passes of a trained run against PyTorch
     python -m benchmarks.optimizations together                "tuned" and what it leaves out, on one quiet machine
+    python -m benchmarks.optimizations maxima --run sm-ln-g    how far apart the maxima of a head's rows lie
 
 Each optimization is added to "as_written" alone, and left out of "tuned" alone (or added, where "tuned" lacks it).
 `bytes` measures what results/two_party/ops.csv lacks into savings_ops.csv and writes savings.csv; `errors` writes
 savings_errors.csv after every program. `together` measures all its operations into outside_tuned_ops.csv, which takes
-half an hour, and writes outside_tuned.csv. All go on where they were stopped.
+half an hour, and writes outside_tuned.csv. These go on where they were stopped. `maxima` writes row_maxima.csv.
 """
 
 from __future__ import annotations
@@ -28,6 +29,7 @@ from aero.config import Parameters, load
 from aero.data.batches import evaluation_batches
 from aero.data.tokens import open_tokens
 from aero.errors import UserError, run_main
+from aero.model import GPT
 from aero.two_party.cost import ledger
 from aero.two_party.cost.composition import estimate
 from aero.two_party.cost.cost_model import Operations
@@ -120,33 +122,46 @@ def measure_together(parameters: Parameters, context: int) -> None:
     wan = Network(named.bandwidth_mbit, named.rtt_ms)
     for row, program in pairs:
         cost = estimate(parse(row), published_sizes("gpt2", context), program, Operations(measured))
-        maxima = sum(
-            count * (ledger.find(measured, one).rounds - ledger.find(measured, without_maxima(one)).rounds)
-            for one, count in operations(parse(row), config, program, context).items()
-            if one.kind == "exponentials"
-        )
+        left = {"bytes": cost.bytes, "rounds": cost.rounds}
+        for one, count in operations(parse(row), config, program, context).items():
+            if one.kind == "exponentials":
+                pair = ledger.find(measured, one), ledger.find(measured, without_maxima(one))
+                left["bytes"] -= count * (pair[0].bytes - pair[1].bytes)
+                left["rounds"] -= count * (pair[0].rounds - pair[1].rounds)
         line = {"architecture": row, "program": program, "bytes": f"{cost.bytes:.0f}", "rounds": f"{cost.rounds:.1f}"}
         line |= {"seconds": f"{cost.seconds:.1f}", "wan_seconds": f"{cost.latency(wan):.1f}"}
-        lines.append(line | {"rounds_without_maxima": f"{cost.rounds - maxima:.1f}"})
+        line |= {"rounds_without_maxima": f"{left['rounds']:.1f}", "bytes_without_maxima": f"{left['bytes']:.0f}"}
+        lines.append(line)
     write_lines(FOLDER / "outside_tuned.csv", list(lines[0]), lines)
 
 
+def measure_maxima(run: str, model: GPT, ids: torch.Tensor) -> None:
+    """By layer, the largest difference in nats between maxima of rows of one head's logits: of rows of all positions,
+    and of one. `split_exponential` holds 11 nats, so maxima farther apart cannot give way to a public constant."""
+    seen: list[torch.Tensor] = []
+    for block in model.blocks:
+        block.attention.register_forward_pre_hook(lambda attention, given: seen.append(attention.matrices(given[0])[1]))
+    model(ids)
+    made, lines = ledger.as_json(**records.provenance(weights=weights_sha256(model), measured=records.now())), []
+    for layer, logits in enumerate(seen, 1):
+        top = logits.masked_fill(torch.ones(logits.shape[-2:]).triu(1).bool(), -torch.inf).amax(-1)  # (B, H, T)
+        spreads = (f"{float((top.amax(over) - top.amin(over)).max()):.2f}" for over in ((0, 2), 0))
+        line = {"run": run, "prompts": len(ids), "tokens": ids.shape[1], "layer": layer}
+        lines.append(line | dict(zip(("all_positions", "one_position"), spreads, strict=True)) | {"provenance": made})
+    replace_lines(FOLDER / "row_maxima.csv", list(lines[0]), lines, "run")
+
+
 def without_maxima(exponentials: Operation) -> Operation:
-    """The operation without the maxima of the rows. Its rounds bound those of any way to find or to avoid maxima."""
+    """The operation without the maxima of the rows. Its cost bounds that of any way to find or to avoid maxima."""
     (heads, rows, columns), constants = exponentials.shapes[0], dict(exponentials.constants)
     entries = heads * Cover(rows, columns, int(constants["blocks"])).entries
     kept = tuple((name, value) for name, value in exponentials.constants if name == "narrow")
     return Operation("split_exponential", ((entries,),), kept)
 
 
-def measure_errors(parameters: Parameters, run: str, chosen: list[str], prompts: int, tokens: int) -> None:
+def measure_errors(parameters: Parameters, model: GPT, ids: torch.Tensor, chosen: list[str]) -> None:
     """Private passes of a trained run by every program, against its PyTorch logits."""
-    model = checkpoint.load(parameters.folder(run, parameters.seeds[0]) / "checkpoint.safetensors")
-    context = model.config.context
-    held_out = evaluation_batches(open_tokens(Path("runs/tokens")).valid, context, prompts, prompts * context)
-    ids = next(iter(held_out))[:, :tokens]
-    with torch.no_grad():
-        plain = model(ids)[:, -1].numpy()
+    plain = model(ids)[:, -1].numpy()
     vocabulary = model.config.vocabulary
     scale = parameters.scale if vocabulary < LEAST_VOCABULARY else f"{parameters.scale}, V={vocabulary}"
     made = {"weights": weights_sha256(model), "code": handshake.versions()["code"]}
@@ -169,11 +184,11 @@ def measure_errors(parameters: Parameters, run: str, chosen: list[str], prompts:
 
 def main(arguments: list[str]) -> None:
     parser = argparse.ArgumentParser(prog="python -m benchmarks.optimizations", description=__doc__.splitlines()[0])
-    parser.add_argument("what", choices=("bytes", "errors", "together"))
-    parser.add_argument("--run", default="sm-scfuffn", help="a trained run of the pipeline (errors)")
+    parser.add_argument("what", choices=("bytes", "errors", "together", "maxima"))
+    parser.add_argument("--run", default="sm-scfuffn", help="a trained run of the pipeline (errors, maxima)")
     parser.add_argument("--programs", nargs="+", help="default: all (errors)")
     parser.add_argument("--prompts", type=int, default=4)
-    parser.add_argument("--tokens", type=int, default=32, help="tokens of each prompt (errors)")
+    parser.add_argument("--tokens", type=int, default=32, help="tokens of each prompt (errors, maxima)")
     given = parser.parse_args(arguments)
     parameters = load()
     _, context = parameters.at_scale("laptop").two_party_model()
@@ -183,7 +198,14 @@ def main(arguments: list[str]) -> None:
         measure_together(parameters, context)
     else:
         parameters.run(given.run)
-        measure_errors(parameters, given.run, given.programs or programs(), given.prompts, given.tokens)
+        model = checkpoint.load(parameters.folder(given.run, parameters.seeds[0]) / "checkpoint.safetensors")
+        valid, context = open_tokens(Path("runs/tokens")).valid, model.config.context
+        ids = next(iter(evaluation_batches(valid, context, given.prompts, given.prompts * context)))[:, : given.tokens]
+        with torch.no_grad():
+            if given.what == "maxima":
+                measure_maxima(given.run, model, ids)
+            else:
+                measure_errors(parameters, model, ids, given.programs or programs())
 
 
 if __name__ == "__main__":

@@ -34,9 +34,9 @@ def memory_of(side: str, shape: Shape) -> Callable[[], Measured]:
     return partial(added_peak, passes)
 
 
-def overhead(ours: Sequence[Measured], plain: Sequence[Measured], name: str) -> dict[str, float]:
+def overhead(ours: Sequence[Measured], plain: Sequence[Measured]) -> dict[str, float]:
     """What the regulariser adds, over the step without it."""
-    return ratio([a - b for a, b in zip(of(ours, name), of(plain, name), strict=True)], of(plain, name))
+    return ratio([a - b for a, b in zip(of(ours), of(plain), strict=True)], of(plain))
 
 
 def compare(shape: Shape, repeats: int, threads: int) -> tuple[dict[str, Any], str]:
@@ -51,11 +51,7 @@ def compare(shape: Shape, repeats: int, threads: int) -> tuple[dict[str, Any], s
     line = {
         "seconds": {name: spread(of(steps)) for name, steps in found.items()},
         "ratio": ratio(of(theirs), of(ours)),
-        "cpu_ratio": ratio(of(theirs, "cpu_seconds"), of(ours, "cpu_seconds")),
-        "plain_ratio": ratio(of(theirs), of(found[PLAIN])),
-        "authors_over_transformers": ratio(of(theirs), of(found[THEIRS])),
-        "overhead": overhead(ours, found[PLAIN], "seconds"),
-        "cpu_overhead": overhead(ours, found[PLAIN], "cpu_seconds"),
+        "overhead": overhead(ours, found[PLAIN]),
         "peak_bytes": peaks,
         "memory_ratio": round(peaks[REGULARIZED] / peaks[AUTHORS], 4),
         "apart": apart,

@@ -64,7 +64,6 @@ def measure(vocabulary: int, repeats: int) -> dict[str, Any]:
     for steps in found.values():
         line = {"bytes": steps[0]["bytes"], "tokens": steps[0]["tokens"], "peak_bytes": max(of(steps, "peak_bytes"))}
         line |= {"seconds": spread(of(steps)), "cpu_seconds": spread(of(steps, "cpu_seconds"))}
-        line |= {"mb_per_second": spread([step["bytes"] / 1e6 / step["seconds"] for step in steps])}
         line |= {"mb_per_cpu_second": spread([step["bytes"] / 1e6 / step["cpu_seconds"] for step in steps])}
         lines.append(line)
     return {"vocabulary": tokenizer.vocabulary, "repeats": repeats, "sizes": lines}

@@ -283,9 +283,9 @@ def test_committed_measurements_answer_for_short_prompts(family, contexts, progr
 
 def test_a_measured_row_is_estimated_as_in_its_file():
     committed = measured_operations(VARIANT, ROOT)
-    with (ROOT / "results/two_party/lattice_rows.csv").open(encoding="utf-8", newline="") as file:
+    with (ROOT / "results/two_party/rows.csv").open(encoding="utf-8", newline="") as file:
         lines = {tuple(line[key] for key in ledger.Row.named_by): line for line in csv.DictReader(file)}
-    for program in ("tuned", "tuned-lattice_products", "as_written"):
+    for program in ("tuned", "as_written"):
         line = lines["SM+ScFuFFN", "gpt2", "128", program]
         cost = estimate(parse("SM+ScFuFFN"), published_sizes("gpt2", 128), program, committed)
         assert cost.seconds == pytest.approx(float(line["seconds"]), abs=0.01), program

@@ -353,10 +353,10 @@ show.table(
 show.table(
     tables.outside_tuned(results),
     "Optimizations outside the optimised program",
-    "Options of `--program`, newer than the optimised program of the other tables. In parentheses: rounds without the "
-    "softmax's maxima, a bound for any other way to take or avoid them. Seconds of computing and minutes on the WAN "
-    "(100 Mbit/s, 80 ms) are over those of the first line. All were measured in one session on one machine; rounds "
-    "differ from those of other tables by some per cent.",
+    "Options of `--program`, newer than the optimised program of the other tables. In parentheses: GB and rounds "
+    "without the softmax's maxima, a bound for any other way to take or avoid them. Seconds of computing and minutes "
+    "on the WAN (100 Mbit/s, 80 ms) are over those of the first line. All were measured in one session on one "
+    "machine; rounds differ from those of other tables by some per cent.",
     sources=["results/two_party/outside_tuned.csv"],
     command="python -m benchmarks.optimizations together",
 )

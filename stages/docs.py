@@ -108,6 +108,7 @@ BLOCKS: dict[str, Callable[[Results], str]] = {
     "verified-passes": lambda results: markdown(private_tables.verified_passes(results)),
     "latency-model": lambda results: markdown(private_tables.latency_model(results)),
     "outside-tuned": lambda results: markdown(private_tables.outside_tuned(results, alone=False)),
+    "row-maxima": lambda results: markdown(private_tables.row_maxima(results)),
     "protocols": lambda results: markdown(private_inference.protocols(results, "4")),
     "lattice-judge": lambda results: markdown(
         pd.DataFrame(read_csv(results.root / "results/two_party/lattice_judge.csv")).drop(columns="commit")

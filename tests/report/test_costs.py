@@ -57,12 +57,12 @@ FIGURES = [
 
 def test_switches_outside_tuned_are_compared_with_the_program_without_them(tmp_path: Path) -> None:
     (tmp_path / private_tables.OUTSIDE).parent.mkdir(parents=True)
-    head = "architecture,program,bytes,rounds,seconds,wan_seconds,rounds_without_maxima"
-    lines = [head, "SM,tuned,2e9,1000,100,600,700", "SM,tuned+a,1e9,9,75,300,5"]
+    head = "architecture,program,bytes,rounds,seconds,wan_seconds,rounds_without_maxima,bytes_without_maxima"
+    lines = [head, "SM,tuned,2e9,1000,100,600,700,1.5e9", "SM,tuned+a,1e9,9,75,300,5,9e8"]
     (tmp_path / private_tables.OUTSIDE).write_text("\n".join(lines))
     first, second = private_tables.outside_tuned(SimpleNamespace(root=tmp_path))["SM"]
-    assert first == "2.00 GB, 1,000 rounds (700), computing 100 s, WAN 10.0 min"
-    assert second == "1.00 GB, 9 rounds (5), computing 0.75x, WAN 0.50x"
+    assert first == "2.00 GB (1.50), 1,000 rounds (700), computing 100 s, WAN 10.0 min"
+    assert second == "1.00 GB (0.90), 9 rounds (5), computing 0.75x, WAN 0.50x"
 
 
 @pytest.mark.parametrize("table", TABLES)

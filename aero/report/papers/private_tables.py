@@ -54,6 +54,7 @@ SHAPED = Path("results/two_party/shaped.csv")
 ABLATION = Path("results/two_party/savings.csv")
 ABLATION_ERRORS = Path("results/two_party/savings_errors.csv")
 OUTSIDE = Path("results/two_party/outside_tuned.csv")
+ROW_MAXIMA = OUTSIDE.with_name("row_maxima.csv")
 NONLINEARITIES = Path("results/two_party/nonlinearities.csv")
 ALTERNATIVES = {
     "LayerNorm": {"layer_norm": "", "rms_norm": "RMSNorm", "dyt": "DyT", "hard_tanh_dyt": "DyT, tanh clipped to ±1"},
@@ -422,9 +423,23 @@ def outside_tuned(results: Results, alone: bool = True) -> pd.DataFrame:
         else:
             computing, wan = (cost[name] / optimised[row][name] for name in ("seconds", "wan_seconds"))
             times = f"computing {computing:.2f}x, WAN {wan:.2f}x"
+        sent = f"{gigabytes(cost['bytes'])} GB ({gigabytes(cost['bytes_without_maxima'])})"
         rounds = f"{cost['rounds']:,.0f} rounds ({cost['rounds_without_maxima']:,.0f})"
-        cells.setdefault(program, {})[row] = f"{gigabytes(cost['bytes'])} GB, {rounds}, {times}"
+        cells.setdefault(program, {})[row] = f"{sent}, {rounds}, {times}"
     return pd.DataFrame({"program": _program(program), **found} for program, found in cells.items())
+
+
+def row_maxima(results: Results) -> pd.DataFrame:
+    """How far apart, in nats, the maxima of rows of one head's logits lie: the largest of all layers and heads."""
+    lines = pd.DataFrame(read_csv(results.root / ROW_MAXIMA)).astype({"all_positions": float, "one_position": float})
+    runs = lines.groupby("run", sort=False)
+    return pd.DataFrame(
+        {
+            "run": list(runs.groups),
+            "rows of all positions": [text(value) for value in runs["all_positions"].max()],
+            "rows of one position": [text(value) for value in runs["one_position"].max()],
+        }
+    )
 
 
 APPROXIMATE = {"segmented_gelu", "gelu_by_squares", "split_exponential", "bounded_reciprocals"}

@@ -120,18 +120,24 @@ def core_entropy_change(results: Results, run: str) -> Measurement:
 # Attention entropy ----------------------------------------------------------------------------------------------------
 
 
+def _shares(results: Results, run: str, quarters: list[int]) -> dict[int, float]:
+    """`Results.share_of_heads` of the seeds that trained."""
+    failing = {one.seed for one in results.seeds(run) if failed(results, one)}
+    return {seed: share for seed, share in results.share_of_heads(run, quarters).items() if seed not in failing}
+
+
 def share_of_heads(results: Results, runs: list[str], quarters: list[int]) -> Measurement:
     """Share of the heads of each run in the given quarters (0 to 3) of the largest observed entropy."""
-    shares = {run: _within(estimate(results.share_of_heads(run, quarters)), 0.0) for run in runs}
+    shares = {run: _within(estimate(_shares(results, run, quarters)), 0.0) for run in runs}
     return of_trainings(results, runs, shares, digits=3)
 
 
 def difference_of_shares(results: Results, runs: list[str], base: str, quarters: list[int]) -> Measurement:
     """Share of heads in the given quarters (0 to 3) of the largest observed entropy, each run minus `base`, by seed."""
-    other = results.share_of_heads(base, quarters)
+    other = _shares(results, base, quarters)
     found, text, fractions = {}, [], []
     for run in runs:
-        own = results.share_of_heads(run, quarters)
+        own = _shares(results, run, quarters)
         found[run] = one = _within(estimate(difference(own, other)), -1.0)
         if one is not None:
             means = [fmean(side[seed] for seed in one.seeds) for side in (own, other)]

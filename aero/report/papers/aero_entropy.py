@@ -65,7 +65,14 @@ TEMPERATURE_COLUMNS = (
 )
 
 
-PARTS = ("sm-scfuffn", "smt-scfuffn", "ereg-sm-scfuffn", REGULARISED)
+PARTS = {
+    "sm-scfuffn": "neither",
+    "smt-scfuffn": "temperature",
+    "ereg-sm-scfuffn": "regulariser",
+    REGULARISED: "both",
+    f"{REGULARISED}-temperature-1": "both, temperatures from 1",
+    f"{REGULARISED}-log-temperature": "both, log t learned",
+}
 """Temperature and regulariser, apart and together."""
 REGULARISED_RUNS = {"sm-scfuffn": REGULARISED, "sm-scfuffni-6": "ereg-smt-scfuffni-6"}
 
@@ -326,8 +333,7 @@ def parts(results: Results) -> pd.DataFrame:
     """What temperature and regulariser do to the perplexity of SM+ScFuFFN, apart and together, paired by seed. Failed
     trainings are left out."""
     lines = []
-    names = ("neither", "temperature", "regulariser", "both")
-    for run, name in zip(PARTS, names, strict=True):
+    for run, name in PARTS.items():
         own, found = estimate(statistics.trained(results, run)), change(results, run, "sm-scfuffn").estimate
         lines.append(
             {

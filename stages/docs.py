@@ -49,8 +49,8 @@ def scale(results: Results) -> str:
         return f"Trainings: none at scale {results.scale}."
     model, seeds = run.metrics["model"], len(results.seeds("sm-ln-g"))
     return (
-        f"Perplexities are of scale {results.scale} ({model['layers']} layers, width {model['width']}, "
-        f"T={model['context']}), with {seeds} seed{'s' if seeds > 1 else ''} of SM+LN+G."
+        f"Finding 3's perplexities: scale {results.scale} ({model['layers']} layers, width {model['width']}, "
+        f"T={model['context']}), SM+LN+G with {seeds} seed{'s' if seeds > 1 else ''}."
     )
 
 
@@ -66,7 +66,7 @@ def claims_table(results: Results) -> str:
         (f"AERO saves about {numbers['saving_stock']:.0f}x in bytes",
          '`aero cost --compare SM+LN+G "SM+ScFuFFNi_6" --program as_written`', "seconds",
          f"{base:.2f} against {own:.2f} GB"),
-        (f"the optimised program sends {100 * share:.0f} % of the published bytes", "`aero cost SM+ScFuFFN`",
+        (f"optimised SM+ScFuFFN sends {100 * share:.0f} % of the published bytes", "`aero cost SM+ScFuFFN`",
          "1 second", f"{fused['GB, optimised']} GB (published: {fused['GB, paper']})"),
         _pretrained(results),
         ("every verdict", "`make report`", "1 minute", "`reports/claims.csv` unchanged"),
@@ -81,7 +81,7 @@ def _pretrained(results: Results) -> tuple[str, str, str, str]:
     passes = [line for line in read_csv(results.root / GENERATION) if line["run"] == "smollm2-135m"]
     prompts = [*read_csv(results.root / "results/two_party/pretrained.csv"), *passes]
     equal = sum(line["top_token_equal"] == "1" for line in prompts)
-    whole, later = (next(line for line in passes if line["rows"] == rows) for rows in ("16", "1"))
+    whole, later = ([line for line in passes if line["rows"] == rows][-1] for rows in ("16", "1"))
     seconds, gigabytes = ([float(line[name]) for line in (whole, later)] for name in ("wall_seconds", "bytes"))
     return (
         "private next tokens of SmolLM2-135M equal PyTorch's",
@@ -111,7 +111,9 @@ BLOCKS: dict[str, Callable[[Results], str]] = {
     "row-maxima": lambda results: markdown(private_tables.row_maxima(results)),
     "protocols": lambda results: markdown(private_inference.protocols(results, "4")),
     "lattice-judge": lambda results: markdown(
-        pd.DataFrame(read_csv(results.root / "results/two_party/lattice_judge.csv")).drop(columns="commit")
+        pd.DataFrame(read_csv(results.root / "results/two_party/lattice_judge.csv"))
+        .drop(columns="commit")
+        .rename(columns={"beside": "reference"})
     ),
 }
 

@@ -34,7 +34,7 @@ def main(arguments: list[str]) -> int | None:
     )
     runs.add_argument("runs", nargs="*", metavar="RUN", help="only these runs, for example sm-ln-g or SM+LN+G")
     runs.add_argument(
-        "--scale", help="status and cost at this scale (default: status at params.yaml's scale, cost at all scales)"
+        "--scale", help="status and cost at this scale (default: params.yaml's; with --all, cost at every scale)"
     )
     runs.add_argument("--table", help="only runs of one table or figure: aero/4, aero/table4, aero/figure18")
     runs.add_argument(

@@ -81,7 +81,7 @@ def add_commands(commands: Any) -> None:
             "--prefix",
             default="",
             metavar="TEXT",
-            help="public text before every prompt, its keys and values computed in the clear; a server has its own",
+            help="public text before every prompt, its keys and values computed in the clear",
         )
         command.add_argument("--tokenizer", help="tokenizer file (default: the one stored with the run)")
         command.add_argument(

@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from small_models import build, ids
 from tiny_hugging_face import save_with_tokenizer, tiny
 
 from aero.entropy import entropy_regularization
@@ -22,6 +23,7 @@ from benchmarks import (
     finetune,
     generation,
     gpu,
+    optimizations,
     pipeline,
     regularized_step,
     server_soak,
@@ -29,7 +31,7 @@ from benchmarks import (
     timing,
     training_step,
 )
-from benchmarks.__main__ import ALL, of_this_machine
+from benchmarks.__main__ import ALL
 from benchmarks.entropy_memory import peak_of
 from benchmarks.timing import in_turn
 from benchmarks.training_step import Shape, algorithm_1, batch_of, our_model, side_of, their_model
@@ -127,16 +129,16 @@ def test_every_benchmark_of_the_list_is_a_command_and_wrong_names_are_told():
     assert run.stderr.startswith("error: unknown benchmark 'trainingstep'; known: training_step")
 
 
-@pytest.mark.parametrize("available", [True, False])
-def test_the_gpu_is_measured_where_there_is_one(monkeypatch, available):
-    monkeypatch.setattr(torch.cuda, "is_available", lambda: available)
-    assert of_this_machine() == [name for name in ALL if available or name != "gpu"]
-
-
-def test_a_file_says_where_it_was_made(tmp_path):
-    timing.save("made", {"x": 1}, tmp_path)
-    found = json.loads((tmp_path / "made.json").read_text())
-    assert found["x"] == 1 and {"commit", "machine", "torch", "measured"} <= set(found["provenance"])
+@torch.no_grad()
+def test_maxima_of_the_rows_of_one_head_are_compared(tmp_path, monkeypatch):
+    monkeypatch.setattr(optimizations, "FOLDER", tmp_path)
+    model, tokens = build("SM+LN+G"), ids()
+    block, states = model.blocks[0], model.hidden_states(tokens)[0][0]
+    logits = block.attention.matrices(block.ln_1(states))[1].tolist()  # (B, H, T, T)
+    tops = [[max(row[: i + 1]) for one in logits for i, row in enumerate(one[head])] for head in range(2)]
+    optimizations.measure_maxima("sm-ln-g", model, tokens)
+    every, one = (float(read_csv(tmp_path / "row_maxima.csv")[0][name]) for name in ("all_positions", "one_position"))
+    assert 0 < one <= every == pytest.approx(max(max(top) - min(top) for top in tops), abs=0.006)
 
 
 def test_the_gpu_benchmark_runs_in_small_on_a_cpu(tmp_path):

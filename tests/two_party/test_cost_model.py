@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import csv
 import dataclasses
 import math
 from pathlib import Path
@@ -13,6 +12,7 @@ import synthetic_costs
 from aero.architecture import parse
 from aero.config import load
 from aero.errors import UserError
+from aero.records import read_csv
 from aero.two_party.cost import composition, cost_model, ledger, packing
 from aero.two_party.cost.composition import estimate
 from aero.two_party.cost.cost_model import (
@@ -283,8 +283,8 @@ def test_committed_measurements_answer_for_short_prompts(family, contexts, progr
 
 def test_a_measured_row_is_estimated_as_in_its_file():
     committed = measured_operations(VARIANT, ROOT)
-    with (ROOT / "results/two_party/rows.csv").open(encoding="utf-8", newline="") as file:
-        lines = {tuple(line[key] for key in ledger.Row.named_by): line for line in csv.DictReader(file)}
+    rows = read_csv(ROOT / "results/two_party/rows.csv")
+    lines = {tuple(line[key] for key in ledger.Row.named_by): line for line in rows}
     for program in ("tuned", "as_written"):
         line = lines["SM+ScFuFFN", "gpt2", "128", program]
         cost = estimate(parse("SM+ScFuFFN"), published_sizes("gpt2", 128), program, committed)

@@ -78,7 +78,8 @@ show.table(
     "Temperature and penalty, apart and together",
     f"Perplexity of SM+ScFuFFN with each part, at scale {desk.scale}. Change: mean over seeds, paired; brackets: 95 % "
     "t-interval. Temperatures start at 0.01 unless the row says otherwise. They may turn negative, which reverses the "
-    "order of attention; e^s of a learned s cannot. The penalty without temperature was not trained there.",
+    "order of attention; the exponential of a learned logarithm cannot. The penalty without "
+    "temperature was not trained there.",
     sources=[f"results/{desk.scale}/metrics.jsonl"],
 )
 

@@ -143,7 +143,7 @@ def main(_: list[str]) -> None:
         uniform, same = kstest(seen[index], "uniform").pvalue, ks_2samp(seen[index], zeros[index]).pvalue
         lines.append((f"matmul: {name} uniform", round(uniform, 3), "", "p, Kolmogorov-Smirnov"))
         lines.append((f"matmul: {name} alike for a matrix and zeros", round(same, 3), "", "p, two samples"))
-    columns = ("check", "value", "beside", "what", "commit")
+    columns = ("check", "value", "reference", "what", "commit")
     write_lines(PATH, columns, [dict(zip(columns, (*line, records.commit()), strict=True)) for line in lines])
     print(PATH.read_text(encoding="utf-8"))
 

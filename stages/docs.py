@@ -111,9 +111,7 @@ BLOCKS: dict[str, Callable[[Results], str]] = {
     "row-maxima": lambda results: markdown(private_tables.row_maxima(results)),
     "protocols": lambda results: markdown(private_inference.protocols(results, "4")),
     "lattice-judge": lambda results: markdown(
-        pd.DataFrame(read_csv(results.root / "results/two_party/lattice_judge.csv"))
-        .drop(columns="commit")
-        .rename(columns={"beside": "reference"})
+        pd.DataFrame(read_csv(results.root / "results/two_party/lattice_judge.csv")).drop(columns="commit")
     ),
 }
 

@@ -431,15 +431,10 @@ def outside_tuned(results: Results, alone: bool = True) -> pd.DataFrame:
 
 def row_maxima(results: Results) -> pd.DataFrame:
     """How far apart, in nats, the maxima of rows of one head's logits lie: the largest of all layers and heads."""
-    lines = pd.DataFrame(read_csv(results.root / ROW_MAXIMA)).astype({"all_positions": float, "one_position": float})
-    runs = lines.groupby("run", sort=False)
-    return pd.DataFrame(
-        {
-            "run": list(runs.groups),
-            "rows of all positions": [text(value) for value in runs["all_positions"].max()],
-            "rows of one position": [text(value) for value in runs["one_position"].max()],
-        }
-    )
+    names = {"all_positions": "rows of all positions", "one_position": "rows of one position"}
+    lines = pd.DataFrame(read_csv(results.root / ROW_MAXIMA)).astype(dict.fromkeys(names, float))
+    largest = lines.groupby(["run", "prompts", "tokens"], sort=False)[list(names)].max()
+    return largest.map(text).reset_index().rename(columns=names)
 
 
 APPROXIMATE = {"segmented_gelu", "gelu_by_squares", "split_exponential", "bounded_reciprocals"}

@@ -118,6 +118,7 @@ class TrainParameters(Strict):
     epsilon: float = Field(gt=0)
     weight_decay: float = Field(ge=0)
     clip: float | None = Field(gt=0)  # largest norm of the gradient; null: not clipped
+    qk_clip: float | None = Field(None, gt=0)  # largest size of an attention logit in training (`loop.clip_logits`)
     warmup: float = Field(ge=0, lt=1)  # fraction of the steps, unless warmup_steps is given
     warmup_steps: Positive | None = None
     optimizer: Literal["adamw", "adam"] = "adamw"
@@ -148,7 +149,7 @@ class TrainParameters(Strict):
     def recipe(self) -> dict[str, Any]:
         """All fields as a result states them. What the first results did not know stands there only where it departs
         from their recipe, so that they stay comparable with later ones."""
-        later = ("warmup_steps", "optimizer", "schedule", "final_learning_rate", "log_attention")
+        later = ("qk_clip", "warmup_steps", "optimizer", "schedule", "final_learning_rate", "log_attention")
         defaults = {name: type(self).model_fields[name].default for name in later}
         values = self.model_dump()
         return {name: value for name, value in values.items() if name not in defaults or value != defaults[name]}

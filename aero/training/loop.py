@@ -21,6 +21,7 @@ from tqdm import tqdm
 
 from aero import records
 from aero.architecture import Architecture
+from aero.attention_kernels import causal_mask
 from aero.data.batches import Batches
 from aero.entropy import Reduction, entropy_regularization, headwise
 from aero.errors import interruption_noted
@@ -129,7 +130,7 @@ def train(
             if training.diverged(result):
                 row = training.divergence(step, result)
             else:
-                training.update()
+                training.update(result)
                 row = training.log_row(step, result)
             if row is not None:
                 outcome.rows.append(row)
@@ -166,6 +167,10 @@ class Trainer:
     ) -> None:
         if settings.log_attention and architecture.block == "he_hofmann":
             raise ValueError(f"{architecture}: log_attention does not support shaped attention; remove it")
+        if settings.qk_clip and (architecture.block == "he_hofmann" or architecture.weight_norm or config.kv_heads):
+            raise ValueError(
+                f"{architecture}: qk_clip needs a query and a key matrix of its own for every head; remove it"
+            )
         torch.manual_seed(seed)
         self.started, self.clock = records.now(), time.monotonic()
         self.architecture, self.config, self.settings, self.regularizer = architecture, config, settings, regularizer
@@ -256,11 +261,14 @@ class Trainer:
         penalty = entropy_regularization(entropies, thresholds, regularizer.gamma, regularizer.reduction)
         return penalty * processes.count if processes.several and regularizer.reduction == "position_sum" else penalty
 
-    def update(self) -> None:
+    def update(self, result: Step) -> None:
         """Apply the gradient."""
         self.scaler.step(self.optimizer)
         self.scaler.update()
         self.model.clip_gains()
+        if self.settings.qk_clip:
+            for ids in result.parts:
+                clip_logits(self.model, ids, self.settings.qk_clip)
         self.optimizer.zero_grad(set_to_none=True)
 
     def log_row(self, step: int, result: Step) -> Row | None:
@@ -337,6 +345,22 @@ def clip(model: GPT, most: float | None) -> Tensor:
     clippable = torch.where(norm.isfinite(), norm, torch.zeros_like(norm))
     torch.nn.utils.clip_grads_with_norm_(model.parameters(), most or math.inf, clippable)
     return norm
+
+
+@torch.no_grad()
+def clip_logits(model: GPT, ids: Tensor, most: float) -> None:
+    """QK-clip (arXiv 2507.20534): where the largest logit of a head on `ids` (B, T) exceeds `most`, scale its queries
+    and its keys down, each by the root of the ratio."""
+    with eager():
+        states, _ = model.hidden_states(ids)
+    visible = causal_mask(ids.shape[1], ids.device)  # (T, T)
+    for block, x in zip(model.blocks, states, strict=False):
+        logits = block.attention.matrices(block.ln_1(x))[1]
+        largest = (logits.float().abs() * visible).amax((0, 2, 3))  # (H,)
+        factor = (most / largest).clamp(max=1.0).sqrt()
+        for layer in (block.attention.query, block.attention.key):
+            for parameter in layer.parameters():
+                parameter.view(len(factor), -1).mul_(factor[:, None])
 
 
 def _clip_in_double(model: GPT, most: float | None) -> float:

@@ -14,7 +14,7 @@ from aero.records import csv_text, read_rows
 from aero.training import state
 from aero.training.diagnostics import find_nonfinite, layer_columns
 from aero.training.log import LiveLog, columns
-from aero.training.loop import Regularizer, Trainer, evaluate, next_token_loss, train
+from aero.training.loop import Regularizer, Trainer, clip_logits, evaluate, next_token_loss, train
 from aero.training.schedule import learning_rate_factor, make_optimizer, parameter_groups
 
 CONFIG = ModelConfig(vocabulary=32, context=8, layers=2, heads=2, width=16, ffn_width=64, temperature_init=1.0)
@@ -93,6 +93,19 @@ def assert_same_end(one, other):
     assert without_seconds(one.rows) == without_seconds(other.rows)
     for a, b in zip(one.model.parameters(), other.model.parameters(), strict=True):
         assert torch.equal(a, b)
+
+
+def test_qk_clip_bounds_the_logits_of_the_heads_beyond_it():
+    model, ids = GPT(parse("SM+LN+R"), CONFIG), EVALUATION[0]
+    with torch.no_grad():
+        model.blocks[1].attention.query.weight[:8] *= 1e4  # the first of two heads
+        seen = [block.attention.query.weight.clone() for block in model.blocks]
+        clip_logits(model, ids, 0.5)
+        block, x = model.blocks[1], model.hidden_states(ids)[0][1]
+        largest = block.attention.matrices(block.ln_1(x))[1].tril().abs().amax((0, 2, 3))
+    torch.testing.assert_close(largest[0], torch.tensor(0.5))
+    assert (model.blocks[0].attention.query.weight == seen[0]).all() and largest[1] < 0.5
+    assert (block.attention.query.weight[8:] == seen[1][8:]).all()
 
 
 def test_schedule_by_hand():

@@ -30,6 +30,7 @@ FAST = (
     ("SM+LN+SNorm(QKVO+FFN)", "tuned+lattice_attention+lattice_rest+bounded_reciprocals", {}),
     ("SM+LN+G", "tuned-row_tiles+lattice_rest+gelu_by_squares", {"layers": 1}),
     ("SOTA(SM+ScFuFFN)", "as_written", {}),
+    ("SM+ScFuFFN", "tuned+lattice_attention+bounded_logits", {}),
 )
 SLOW = (
     ("SM+LN+R", "tuned", PYTHIA),

@@ -257,3 +257,7 @@ def test_a_model_with_too_large_variances_takes_the_roots_of_spu():
     assert fitting(scaled("SM+LN+R", 400.0), program, Settings()) == "as_written+folded_norms"
     assert fitting(scaled("SM+LN+R", 2.0), "tuned+lattice_rest", Settings()) == "tuned+lattice_rest"
     assert fitting(scaled("SM+LN+R", 200.0), "tuned+lattice_rest", Settings()) == "tuned"
+    assert fitting(model := scaled("SM+LN+R", 2.0), "tuned+bounded_logits", Settings()) == "tuned+bounded_logits"
+    with torch.no_grad():
+        model.blocks[1].attention.query.weight.mul_(1e3)
+    assert fitting(model, "tuned+bounded_logits", Settings()) == "tuned"

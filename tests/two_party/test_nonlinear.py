@@ -10,8 +10,10 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from aero.two_party.lattice.share_steps import CHECK_UNIT
 from aero.two_party.program import nonlinear
 from aero.two_party.program.cover import Cover, narrow_levels, tree_levels
+from aero.two_party.program.operations import call
 from aero.two_party.runtime.parties import CLIENT, Settings, run_parties
 
 
@@ -104,8 +106,8 @@ def alternatives_task(party, logits):
     party.put("x", logits, LOGITS.shape, from_rank=CLIENT)
     party.put_public("half", np.float32(0.5))
     found = {}
-    for name, (function, given, _) in ALTERNATIVES.items():
-        party.run(function, given, ["y"])
+    for name, function in [(name, one[0]) for name, one in ALTERNATIVES.items()] + [*BEYOND.items()]:
+        party.run(function, ALTERNATIVES[name][1] if name in ALTERNATIVES else ["x"], ["y"])
         found[name] = party.reveal("y", to=CLIENT)
     return found
 
@@ -119,6 +121,15 @@ ALTERNATIVES = {
     "sigmoid attention": (nonlinear.sigmoid_attention, ["x"], VISIBLE / (1 + 16 * np.exp(-LOGITS))),
     "ConSmax": (nonlinear.consmax, ["x", "half"], VISIBLE * 0.5 * np.exp(LOGITS)),
     "squared ReLU": (nonlinear.squared_relu, ["x"], np.maximum(LOGITS, 0) ** 2),
+    "bounded": (
+        lambda x: nonlinear.bounded_exponentials(0.9 * x),
+        ["x"],
+        np.append(np.exp(0.9 * LOGITS[:, VISIBLE].ravel() - nonlinear.LOGIT_BOUND), 0.0),
+    ),
+}
+BEYOND = {
+    "exponentials": lambda x: nonlinear.bounded_exponentials(1.5 * x)[-1],
+    "means": lambda x: call("reciprocal_means", jnp.where(VISIBLE, jnp.exp(x + 1.0), 0.0))[-1],
 }
 
 
@@ -130,6 +141,8 @@ def test_what_other_papers_put_in_place_of_layernorm_softmax_and_gelu():
     for name, (*_, expected) in ALTERNATIVES.items():
         # SPU's exponential has a relative error of x^2 / 2^9, at most 7 % here.
         np.testing.assert_allclose(private[name], expected, rtol=0.075, atol=0.01, err_msg=name)
+    for name, function in BEYOND.items():
+        assert min(abs(private[name]), abs(function(LOGITS))) > CHECK_UNIT / 2
 
 
 def equations(jaxpr):

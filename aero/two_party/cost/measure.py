@@ -146,7 +146,7 @@ def set_up(party: Party, program: str, before: Callable[[int, int], Any] = lambd
     parts = {"lattice_products": ("lattice_linear",), "lattice_attention": ("lattice=1",)}
     of_rest = ("lattice_linear", *(["lattice=1"] if "row_tiles" in optimizations else []))
     parts |= {"lattice_rest": of_rest, "gelu_by_squares": ("gelu_squares",)}
-    parts |= dict.fromkeys(("narrow_comparisons", "bounded_reciprocals"), ("narrow=1",))
+    parts |= dict.fromkeys(("narrow_comparisons", "bounded_reciprocals", "bounded_logits"), ("narrow=1",))
     needed = {part for name in optimizations for part in parts.get(name, ())}
     first = (*WARM_UP, *(one for part, one in OWN_KEYS.items() if part in needed))
     profiles = []

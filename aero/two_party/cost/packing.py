@@ -37,6 +37,7 @@ _OF_TWO_SECRETS = (
     "layer_norm",
     "rms",
     "exponentials",
+    "bounded_exponentials",
     "divide_by_sums",
     "scale_rows",
 )
@@ -135,6 +136,9 @@ def features(operation: Sized) -> dict[str, tuple[float, ...]]:
         cover, heads = Cover(height, width, operation.blocks), math.prod(lead)
         entries, rows = heads * cover.entries, heads * cover.comparisons
         levels = cover.levels(of)
+    if operation.kind == "bounded_exponentials":  # of visible entries only
+        heads, height, width = operation.shapes[0]
+        entries = heads * height * (2 * width - height + 1) // 2
     batches = _batches(entries) if operation.kind.startswith(_OF_TWO_SECRETS) else math.ceil(entries / SLOTS)
     bytes_ = (1.0, batches, entries, rows)
     return {

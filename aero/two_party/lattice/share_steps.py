@@ -12,6 +12,11 @@ X_i = b_i 2^(f+4) + Y_i with one bit b_i. Then X = Y_0 + Y_1 if b_0 = b_1, else 
 Each party computes its own 2^-Y_i, and the bits are already shared by xor: one multiplication and two selections give
 the exponential, where SPU takes eight squarings.
 
+`checked_powers`: the same, and a check that all these powers are 2^-X, as they are for X in [0, 16). Without their low
+bits, the shares sum to X - Y_0 - Y_1; adding 16 (b_0 xor b_1) gives 0 if the power is right, and otherwise another
+multiple of 16. The check is the sum of these numbers times fixed random weights: with a wrong power, it is 0 by a
+chance of one in 2^23.
+
 `lattice_query` and `lattice_rows` are the protocol of `aero.two_party.lattice.lookup`; `lattice_product`,
 `shared_product` and `row_squares` are those of `matmul`.
 
@@ -42,6 +47,8 @@ from aero.two_party.runtime.settings import CLIENT, SERVER
 
 OCTAVES = 16.0
 """`split_powers` takes X below this."""
+CHECK_UNIT = 2.0**18
+"""Of the check of `checked_powers`: far beyond any logit."""
 Shape = tuple[int, ...]
 CLIENT_SCALE, SERVER_SCALE = 2.0**13, 2.0**12
 """Factors on 2^-Y_i: at 18 fraction bits their product takes 61 bits of the ring, with relative error below 2^-15."""
@@ -84,6 +91,30 @@ def _split_powers_of_a_share(party: StepContext, share: np.ndarray) -> tuple[np.
     factor = (CLIENT_SCALE, SERVER_SCALE)[party.rank] * (1 << party.fraction_bits)
     own = np.rint(power * factor).astype(np.uint64)
     return (own, np.zeros_like(own), bit) if party.rank == CLIENT else (np.zeros_like(own), own, bit)
+
+
+def checked_powers(x: Array) -> tuple[Array, Array, Array, Array]:
+    """The results of `split_powers` of x (n,), and their check (1,): 0 if the powers are right, as for x in [0, 16),
+    else, but by chance, another multiple of CHECK_UNIT."""
+    client, server, bit, high = on_shares.bind(x, step="checked_powers")
+    return client, server, bit, high + jnp.sum(jnp.where(bit, _weights(x.size) * np.float32(OCTAVES), 0.0))
+
+
+def _weights(entries: int) -> np.ndarray:
+    """Random integers with 24 significant bits, which float32 holds, times CHECK_UNIT / 16."""
+    return np.random.default_rng(0).integers(2**23, 2**24, entries).astype(np.float32) * np.float32(
+        CHECK_UNIT / OCTAVES
+    )
+
+
+def _checked_powers_of_a_share(party: StepContext, share: np.ndarray) -> tuple[np.ndarray, ...]:
+    high = share & ~np.uint64((1 << (party.fraction_bits + 4)) - 1)
+    return *_split_powers_of_a_share(party, share), (high * _weights(share.size).astype(np.uint64)).sum(keepdims=True)
+
+
+def _checked_powers_in_the_clear(x: Array) -> tuple[Array, ...]:
+    high = jnp.sum(jnp.floor(x / OCTAVES) * OCTAVES * _weights(x.size), keepdims=True)
+    return *STEPS["split_powers"].clear(x), high
 
 
 def lattice_query(one_hot: Array, table: Array) -> tuple[Array, Array, Array]:
@@ -341,6 +372,7 @@ STEPS = {
         _split_powers_of_a_share,
         (None, SERVER, None),
     ),
+    "checked_powers": Step(_checked_powers_in_the_clear, _checked_powers_of_a_share, (None, SERVER, None, None)),
     "lattice_query": Step(
         _lattice_query_in_the_clear,
         _lattice_query_of_a_party,

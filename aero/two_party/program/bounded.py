@@ -15,8 +15,8 @@ from jax import Array
 
 from aero.two_party.lattice.share_steps import negative
 
-BUCKET = 1.22
-"""Largest ratio of the two ends of a bucket of `reciprocal`."""
+BUCKET, WIDE_BUCKET = 1.22, 1.4
+"""Largest ratio of the two ends of a bucket of `reciprocal`; of a wide range, where the error then is 1e-4."""
 LEAST = 1.0 - 2.0**-8
 """Least argument of `reciprocal`: 1, less what truncations may take off."""
 LARGEST = 2.0**12
@@ -74,19 +74,38 @@ def reciprocal(x: Array, most: float) -> Array:
     Public thresholds, all compared at once, give w = s y near s / x for one of a few y. With E = s - x w = s (1 - x y),
     w (s + E) (s^2 (1 - e^2) + E^2) is the minimax cubic in 1 - x y, which is at most e in size.
     """
-    edges, starts, spread, s = _buckets(most)
-    (w,) = _chosen(x, edges, starts)
+    edges = _buckets(most)[0]
+    return _inverted(x, negative(x - _first_axis(edges, x.ndim)), _buckets(most))
+
+
+def checked_reciprocal(x: Array, least: float, most: float) -> tuple[Array, Array]:
+    """`reciprocal` with buckets of WIDE_BUCKET, and how many x lie outside [least, most]; for x in [0, 2^24]."""
+    buckets = _buckets(most, least, WIDE_BUCKET)
+    # Comparisons hold 2^13: the last one is of x / 2^11.
+    ends = jnp.stack([x - np.float32(least), (np.float32(most) - x) * np.float32(2.0**-11)])
+    below = negative(jnp.concatenate([x - _first_axis(buckets[0], x.ndim), ends]))
+    return _inverted(x, below[:-2], buckets), jnp.sum(jnp.where(below[-2:], 1.0, 0.0))
+
+
+def _inverted(x: Array, below: Array, buckets: tuple[np.ndarray, np.ndarray, float, float]) -> Array:
+    """`reciprocal` by the result of its comparisons."""
+    _, starts, spread, s = buckets
+    (w,) = _chosen(below, starts)
     error = s - x * w
     square, first = jnp.stack([error, w]) * jnp.stack([error, s + error])
     return first * (square + s * s * (1 - spread * spread))
 
 
-def _chosen(x: Array, edges: np.ndarray, *values: np.ndarray) -> list[Array]:
-    """Of each array of public values (m + 1,), for every x that of its bucket between the edges (m,)."""
-    above = (slice(None),) + (None,) * x.ndim
-    below = negative(x - edges[above].astype(np.float32))
+def _first_axis(values: np.ndarray, axes: int) -> np.ndarray:
+    """(m,) as (m, 1, ...), to broadcast with so many further axes."""
+    return values[(slice(None),) + (None,) * axes].astype(np.float32)
+
+
+def _chosen(below: Array, *values: np.ndarray) -> list[Array]:
+    """Of each array of public values (m + 1,) that of the bucket that an entry lies in; below (m, ...): whether it lies
+    below each of the edges between buckets."""
     return [
-        np.float32(one[-1]) + jnp.sum(jnp.where(below, (one[:-1] - one[1:])[above].astype(np.float32), 0.0), 0)
+        np.float32(one[-1]) + jnp.sum(jnp.where(below, _first_axis(one[:-1] - one[1:], below.ndim - 1), 0.0), 0)
         for one in values
     ]
 
@@ -96,18 +115,18 @@ def _fixed(values: np.ndarray) -> np.ndarray:
     return np.rint(values * 2.0**18) / 2.0**18
 
 
-def _borders(least: float, most: float) -> tuple[np.ndarray, float]:
+def _borders(least: float, most: float, bucket: float = BUCKET) -> tuple[np.ndarray, float]:
     """Ends of buckets in equal ratios, and e: x / (centre of its bucket) is within 1 - e and 1 + e."""
-    many = max(2, math.ceil(math.log(most / least) / math.log(BUCKET)))
+    many = max(2, math.ceil(math.log(most / least) / math.log(bucket)))
     borders = np.geomspace(least, most, many + 1)
     ratio = borders[1] / borders[0]
     return borders, float((ratio - 1) / (ratio + 1))
 
 
 @cache
-def _buckets(most: float) -> tuple[np.ndarray, np.ndarray, float, float]:
-    """Inner edges (m,) of the buckets of [LEAST, most], starts w (m + 1,), e and s of `reciprocal`."""
-    borders, spread = _borders(LEAST, most)
+def _buckets(most: float, least: float = LEAST, bucket: float = BUCKET) -> tuple[np.ndarray, np.ndarray, float, float]:
+    """Inner edges (m,) of the buckets of [least, most], starts w (m + 1,), e and s of `reciprocal`."""
+    borders, spread = _borders(least, most, bucket)
     s = float(8 / (spread**4 * _chebyshev(1 / spread))) ** 0.25
     return borders[1:-1], _fixed(s * 2 / (borders[:-1] + borders[1:])), spread, s
 
@@ -130,7 +149,7 @@ def reciprocal_root(x: Array, least: float, factor: float = 1.0) -> Array:
     """
     edges, inverses, roots, (c0, c1, c2) = _root_buckets(least, factor)
     shift = c1 / (2 * c2)
-    w, root = _chosen(x, edges, inverses, roots)
+    w, root = _chosen(negative(x - _first_axis(edges, x.ndim)), inverses, roots)
     moved = 1.0 + shift - x * w
     return root * (moved * moved + (c0 / c2 - shift * shift))
 

@@ -14,6 +14,7 @@ from jax import Array
 from aero.architecture import Architecture, parse
 from aero.model import GPT, ModelConfig
 from aero.two_party.cost.measure import place, set_up
+from aero.two_party.lattice.share_steps import CHECK_UNIT
 from aero.two_party.program.forward import forward, operations
 from aero.two_party.program.inputs import prompt_array, prompt_type
 from aero.two_party.program.nonlinear import MASKED
@@ -121,6 +122,17 @@ def put_prompt(party: Party, model: PublicModel, tokens: int, ids: Sequence[int]
     party.put("prompt", values, shape, dtype, owner=None if program == AS_PUBLISHED else CLIENT, from_rank=CLIENT)
 
 
+def reveal_logits(party: Party) -> np.ndarray | None:
+    """The pass's logits, to the client only. TwoPartyError at the client if the check of `bounded_logits` failed."""
+    logits = party.reveal("logits", to=CLIENT)
+    if logits is not None and np.abs(logits).max() > CHECK_UNIT / 2:
+        raise TwoPartyError(
+            "an attention logit of this prompt lies beyond what bounded_logits computes, so the answer is wrong; use a "
+            "program without bounded_logits"
+        )
+    return logits
+
+
 def forward_task(party: Party, given: dict[str, Any]) -> dict[str, Any]:
     """In a party process: place the weights, answer every prompt, then measure operations alone.
 
@@ -139,7 +151,7 @@ def forward_task(party: Party, given: dict[str, Any]) -> dict[str, Any]:
         put_prompt(party, model, given["tokens"], given["ids"][index] if party.rank == CLIENT else None)
         party.prepare(function, inputs, ["logits"])
         profiles.append(party.run(function, inputs, ["logits"]))
-        logits.append(party.reveal("logits", to=CLIENT))
+        logits.append(reveal_logits(party))
     alone: dict[Operation, float] = {}
     for operation in given.get("operations", ()):
         placed, alone_function = place(party, operation), operation.function()

@@ -36,7 +36,7 @@ from aero.two_party.lattice.matmul import PAIR_TRUNCATIONS
 from aero.two_party.lattice.share_steps import on_shares
 from aero.two_party.program.forward import forward, prefix_past
 from aero.two_party.program.inputs import at_positions
-from aero.two_party.program.nonlinear import GELU_TAIL, MASKED
+from aero.two_party.program.nonlinear import GELU_TAIL, LOGIT_BOUND, MASKED, visible_entries
 from aero.two_party.program.operations import KINDS
 from aero.two_party.program.optimizations import absorbs, parse_program, program_name
 from aero.two_party.program.weights import weight_arrays
@@ -61,6 +61,7 @@ OF_SMALLER_RANGE = (
     "lattice_rest",
     "bounded_reciprocals",
     "narrow_comparisons",
+    "bounded_logits",
 )
 LIMITED = {
     **{"rsqrt": ("rsqrt", 0), "sqrt": ("rsqrt", 0), "div": ("div", 1), "exp": ("exp", 0), "exp2": ("exp", 0)},
@@ -84,7 +85,7 @@ class Beyond:
 
 
 def limits(settings: Settings) -> dict[str, float]:
-    """The magnitude that each of "product", "rsqrt", "div", "exp", "square", "negative", "value" must stay below."""
+    """The magnitude that "product", "rsqrt", "div", "exp", "square", "negative", "value", "logit" must stay below."""
     ring, fraction = FIELD_BITS[settings.field], settings.fraction_bits
     return {
         "product": 2.0 ** (ring - 2 - 2 * fraction),
@@ -94,6 +95,7 @@ def limits(settings: Settings) -> dict[str, float]:
         "square": 2.0 ** ((ring - 2 - 2 * fraction) / 2),
         "negative": 2.0 ** (FIELD_BITS[NARROW_FIELD] - 1 - fraction) / NARROW_MARGIN,
         "value": 2.0 ** (ring - 2 - fraction),
+        "logit": LOGIT_BOUND,
     }
 
 
@@ -217,6 +219,8 @@ def farthest(model: GPT, program: str, settings: Settings, prefix: Sequence[int]
         if kind == "embedding_lookup":  # rows of a table that its owner has checked; not in fixed point
             return arrays[0] @ arrays[1]
         result, seen = watched(kind, arrays, constants)
+        if kind == "bounded_exponentials":
+            seen.append(("logit", float(jnp.abs(arrays[0][:, *visible_entries(arrays[0])]).max())))
         found.extend((value / most[name], Beyond(f"{kind} ({name})", value, most[name], where)) for name, value in seen)
         return result
 

@@ -24,6 +24,7 @@ from aero.two_party.lattice.lookup import LEAST_VOCABULARY
 from aero.two_party.lattice.matmul import MOST_SQUARES
 from aero.two_party.program.inputs import Past, at_positions, one_hot_rows, prompt_type
 from aero.two_party.program.layers import Affine, Layer, Weights
+from aero.two_party.program.nonlinear import rows_of_visible
 from aero.two_party.program.operations import (
     HEAD_SLICE,
     IDS_AT_ONCE,
@@ -83,7 +84,8 @@ def forward(
     if config.ln_f:
         x = this.norm(w.ln_f, x)
     logits = this.project(x if whole else x[-1:], w.head.weight)[slice(None) if every else -1]
-    return logits if w.head.bias is None else logits + w.head.bias, this.keys, this.values
+    logits = logits if w.head.bias is None else logits + w.head.bias
+    return sum(this.checks, logits), this.keys, this.values
 
 
 def _with_shared_weights(run: Call) -> Call:
@@ -112,6 +114,8 @@ class _Pass:
     # Of the new tokens, layer by layer.
     keys: list[Array] = field(default_factory=list)
     values: list[Array] = field(default_factory=list)
+    # 0 unless a logit lies beyond its bound (`nonlinear.bounded_exponentials`).
+    checks: list[Array] = field(default_factory=list)
 
     def has(self, optimization: str) -> bool:
         return optimization in self.optimizations
@@ -216,8 +220,15 @@ class _Pass:
         logits = self.by_group("scores", query, key)
         if not self.has("late_division"):
             return _merge(self.by_group("mix", self.probabilities(logits), value))
-        weights = self.exponentials(logits)
-        inverse = self.run("reciprocal_sums" if self.bounded else "inverse_sums", weights, **self.bounded)
+        if self.has("bounded_logits") and self.past is None:
+            powers = self.run("bounded_exponentials", logits)
+            weights = rows_of_visible(powers[:-1], logits.shape)
+            inverse = self.run("reciprocal_means", weights, narrow=1)
+            self.checks.append(powers[-1] + inverse[-1])
+            inverse = inverse[:-1].reshape(logits.shape[:2])
+        else:
+            weights = self.exponentials(logits)
+            inverse = self.run("reciprocal_sums" if self.bounded else "inverse_sums", weights, **self.bounded)
         mixed = self.by_group("mix", weights, value)
         if self.has("row_tiles") and query.shape[1] > 1:
             return _merge(self.run("scale_row_tiles", mixed, inverse, **self.scaled_outside))

@@ -25,6 +25,7 @@ from aero.two_party.lattice.share_steps import (
     OCTAVES,
     SERVER_SCALE,
     apart,
+    checked_powers,
     negative,
     row_squares,
     shared_product,
@@ -37,6 +38,8 @@ from aero.two_party.program.cover import Cover, tile_side, tiles_together
 MASKED = -1000.0
 CLIPPED = 14.0
 LOG2_E = math.log2(math.e)
+LOGIT_BOUND = 5.5
+"""Of `bounded_exponentials`: twice this spans the powers of two that `share_steps.checked_powers` takes."""
 UNIT = 2.0**-18
 GELU_TAIL, GELU_DEGREE, GELU_ERROR = 3.5, 6, 7.3e-4
 GELU_SQUARES_TAIL, GELU_SQUARES_ERROR = 3.8, 1.2e-4
@@ -152,6 +155,28 @@ def split_exponential(below: Array, narrow: bool = False) -> Array:
     # Powers of two, so that each multiplication is one truncation.
     power = (client * server) * (2.0**16 / (CLIENT_SCALE * SERVER_SCALE))
     return jnp.where(bit, power, power * 2.0**-16)
+
+
+def bounded_exponentials(logits: Array) -> Array:
+    """exp(z - LOGIT_BOUND) of the visible logits z of (H, rows, columns), flat, with |z| at most LOGIT_BOUND. The last
+    entry is their check (`share_steps.checked_powers`)."""
+    visible = logits[:, *visible_entries(logits)].reshape(-1)
+    client, server, bit, check = checked_powers((LOGIT_BOUND - visible) * LOG2_E)
+    power = (client * server) * (2.0**16 / (CLIENT_SCALE * SERVER_SCALE))
+    return jnp.concatenate([jnp.where(bit, power, power * 2.0**-16), check])
+
+
+def rows_of_visible(flat: Array, shape: tuple[int, ...]) -> Array:
+    """(H, rows, columns) with `flat` as its visible entries, in order, and 0 elsewhere."""
+    heads, rows, columns = shape
+    mask = causal_mask(rows, columns)
+    places = np.where(mask, np.cumsum(mask).reshape(mask.shape) - 1, 0)
+    return jnp.where(mask, flat.reshape(heads, -1)[:, places], 0.0)
+
+
+def visible_entries(x: Array) -> tuple[np.ndarray, np.ndarray]:
+    """Rows and columns of the visible entries of (H, rows, columns)."""
+    return np.nonzero(causal_mask(*x.shape[-2:]))
 
 
 def truncated(x: Array, bits: Sequence[int]) -> Array:

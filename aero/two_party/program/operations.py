@@ -7,6 +7,7 @@ communication and are not operations.
 
 from __future__ import annotations
 
+import math
 from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -123,6 +124,17 @@ def reciprocal_sums(x: Array, narrow: int = 1) -> Array:
     return bounded.reciprocal(jnp.sum(x, -1), (1.0 + 2.0**-8) * x.shape[-1])
 
 
+def reciprocal_means(x: Array, narrow: int = 1) -> Array:
+    """`inverse_sums` of exponentials by `nonlinear.bounded_exponentials`, flat. The last entry is their check: 0 if all
+    means of exp(z) over a row's visible z are those of |z| <= LOGIT_BOUND, else a multiple of CHECK_UNIT."""
+    rows, columns = x.shape[-2:]
+    most = math.exp(nonlinear.LOGIT_BOUND)
+    factors = (most / np.arange(columns - rows + 1, columns + 1)).astype(np.float32)
+    # A tenth more, for the fixed point.
+    inverse, outside = bounded.checked_reciprocal(jnp.sum(x, -1) * factors, 1 / (1.1 * most), 1.1 * most)
+    return jnp.append(inverse * factors, outside * np.float32(share_steps.CHECK_UNIT))
+
+
 def divide_by_sums(x: Array) -> Array:
     """Rows of (H, rows, columns) divided by their sums."""
     return x / jnp.sum(x, -1, keepdims=True)
@@ -151,6 +163,7 @@ KINDS: dict[str, Kind] = {
     "causal_mean": Kind(causal_mean, ("secret",)),
     "inverse_sums": Kind(inverse_sums, ("secret",)),
     "reciprocal_sums": Kind(reciprocal_sums, ("secret",)),
+    "reciprocal_means": Kind(reciprocal_means, ("secret",)),
     "divide_by_sums": Kind(divide_by_sums, ("secret",)),
     "softmax_plain": Kind(nonlinear.softmax_plain, ("secret",)),
     "softmax_cached": Kind(nonlinear.softmax_plain, ("secret", "public")),
@@ -158,6 +171,7 @@ KINDS: dict[str, Kind] = {
     "softmax_cover": Kind(nonlinear.softmax_cover, ("secret",)),
     "exponentials": Kind(nonlinear.exponentials, ("secret",)),
     "exponentials_cached": Kind(nonlinear.exponentials, ("secret", "public")),
+    "bounded_exponentials": Kind(nonlinear.bounded_exponentials, ("secret",)),
     "rotate": Kind(nonlinear.rotate, ("secret",)),
     "rotate_by": Kind(nonlinear.rotate_by, ("secret", "public")),
     "layer_norm": Kind(nonlinear.layer_norm, ("secret", "server", "server")),

@@ -53,9 +53,9 @@ ERRORS = FOLDER / "savings_errors.csv"
 PROMPTS_A_SESSION = 20
 AT_ONCE = 4  # operations of a session, after which measurements are written
 _OUTSIDE = tuple(f"+{name}" for name in OPTIMIZATIONS if name not in TUNED)
-_ALL = "".join(_OUTSIDE)
-_FEWEST_BYTES = _ALL.replace("+wide_maxima", "")
-OUTSIDE_TUNED = ("tuned", *(f"tuned{name}" for name in _OUTSIDE), f"tuned{_FEWEST_BYTES}", f"tuned{_ALL}")
+_BOUNDED = "tuned" + "".join(_OUTSIDE).replace("+wide_maxima", "")  # takes no maxima
+_TOGETHER = (_BOUNDED, _BOUNDED.replace("+bounded_logits", ""), "tuned" + "".join(_OUTSIDE[:-1]))
+OUTSIDE_TUNED = ("tuned", *(f"tuned{name}" for name in _OUTSIDE), *_TOGETHER)
 ERROR_KEY = ("architecture", "program", "scale", "tokens")
 ERROR_COLUMNS = (*ERROR_KEY[:3], "prompts", "tokens", "max_logit_error", "same_top_token", "provenance")
 

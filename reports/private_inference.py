@@ -353,9 +353,9 @@ show.table(
 show.table(
     tables.outside_tuned(results),
     "Optimizations outside the optimised program",
-    "Options of `--program`, newer than the optimised program of the other tables. In parentheses: GB and rounds "
-    "without the softmax's maxima, a bound for any other way to take or avoid them. Seconds of computing and minutes "
-    "on the WAN (100 Mbit/s, 80 ms) are over those of the first line. All were measured in one session on one "
+    "Options of `--program`, newer than the optimised program of the other tables. In parentheses: GB and rounds if "
+    "the softmax's maxima were free. Bounded logits need a model trained with QK-clip. Seconds of computing and "
+    "minutes on the WAN (100 Mbit/s, 80 ms) are over those of the first line. All were measured in one session on one "
     "machine; rounds differ from those of other tables by some per cent.",
     sources=["results/two_party/outside_tuned.csv"],
     command="python -m benchmarks.optimizations together",
@@ -366,7 +366,8 @@ show.table(
     tables.function_changes(results),
     "The optimizations one by one, logits",
     "Largest difference of a logit from PyTorch's in complete passes with this optimization alone. Lattice attention, "
-    "lattice rest, wide maxima, bounded reciprocals, the last line: with weights of later trainings of the same runs.",
+    "lattice rest, wide maxima, bounded reciprocals, the last line: with weights of later trainings of the same runs. "
+    "Bounded logits: run `sm-scfuffn-qk-clip`, with late division.",
     sources=["results/two_party/savings_errors.csv"],
     command="python -m benchmarks.optimizations",
 )
@@ -375,7 +376,8 @@ show.table(
 show.table(
     tables.held_out_prompts(results),
     "Held-out prompts",
-    "Models trained here: largest logit error, and how many top tokens are PyTorch's.",
+    "Models trained here: largest logit error, and how many top tokens are PyTorch's. Bounded logits: run "
+    "`sm-scfuffn-qk-clip`.",
     sources=["results/two_party/savings_errors.csv"],
     command="python -m benchmarks.optimizations",
 )

@@ -67,6 +67,7 @@ TEMPERATURE_COLUMNS = (
 
 PARTS = {
     "sm-scfuffn": "neither",
+    "sm-scfuffn-qk-clip": "neither, logits clipped",
     "smt-scfuffn": "temperature",
     "ereg-sm-scfuffn": "regulariser",
     REGULARISED: "both",

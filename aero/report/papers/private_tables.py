@@ -437,7 +437,7 @@ def row_maxima(results: Results) -> pd.DataFrame:
     return largest.map(text).reset_index().rename(columns=names)
 
 
-APPROXIMATE = {"segmented_gelu", "gelu_by_squares", "split_exponential", "bounded_reciprocals"}
+APPROXIMATE = {"segmented_gelu", "gelu_by_squares", "split_exponential", "bounded_reciprocals", "bounded_logits"}
 """The others are exact but for the fixed point."""
 
 

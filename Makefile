@@ -1,6 +1,6 @@
-# make repro     install, then train, measure and render the default set, 8 runs of AERO (SCALE=smoke: a quick test)
+# make repro     install, then train, measure and render the default set, five runs of AERO (SCALE=smoke: a quick test)
 # make all       the same for every run of the papers; hours
-# make parallel  measure parallel context encoding on a pretrained model, then render; an hour or more
+# make parallel  measure parallel context encoding on a pretrained model, then render; up to three hours
 # make report    install, then render the report from results/ and runs/
 # make docs      write the generated numbers of README.md and docs/
 # make example   install, then train one small model in under 3 minutes, for `aero ask` and `aero entropy`

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable
+from statistics import median
 
 import pandas as pd
 
@@ -77,18 +78,19 @@ def claims_table(results: Results) -> str:
 
 
 def _pretrained(results: Results) -> tuple[str, str, str, str]:
-    """SmolLM2-135M's private next tokens: what they take, and how many are PyTorch's."""
+    """SmolLM2-135M's private next tokens: how many are PyTorch's, and what they take there and in `aero ask`."""
+    prompts = read_csv(results.root / "results/two_party/pretrained.csv")
     passes = [line for line in read_csv(results.root / GENERATION) if line["run"] == "smollm2-135m"]
-    prompts = [*read_csv(results.root / "results/two_party/pretrained.csv"), *passes]
     equal = sum(line["top_token_equal"] == "1" for line in prompts)
+    usual = median({float(line["seconds"]) for line in prompts}) / 60
     whole, later = ([line for line in passes if line["rows"] == rows][-1] for rows in ("16", "1"))
     seconds, gigabytes = ([float(line[name]) for line in (whole, later)] for name in ("wall_seconds", "bytes"))
     return (
         "private next tokens of SmolLM2-135M equal PyTorch's",
-        "`aero ask`, above",
-        f"{seconds[0]:.0f} s for a prompt of {whole['rows']} tokens, then {seconds[1]:.0f} s each",
-        f"{gigabytes[0] / GB:.2f} GB, later ones {gigabytes[1] / GB:.2f}; "
-        f"equal after {equal} of {len(prompts)} prompts",
+        "`python -m benchmarks.pretrained` ([options](docs/private_inference.md#hugging-face-models))",
+        f"about {usual:.0f} minutes for five tokens; `aero ask`: {seconds[0]:.0f} s for a prompt of "
+        f"{whole['rows']} tokens, then {seconds[1]:.0f} s each",
+        f"{equal} of {len(prompts)} tokens equal; {gigabytes[0] / GB:.2f} GB, later tokens {gigabytes[1] / GB:.2f}",
     )
 
 

@@ -21,7 +21,7 @@ class _Parser(argparse.ArgumentParser):
 
 
 def main(arguments: list[str]) -> int | None:
-    parser = _Parser(prog="aero", description="Measure and run private language models.")
+    parser = _Parser(prog="aero", description="Private inference and attention entropy of language models.")
     parser.add_argument("--version", action="version", version=f"aero {version('aero-reproduced')}")
     parser.set_defaults(run=lambda _: parser.print_help())
     commands = parser.add_subparsers(metavar="COMMAND", parser_class=_Parser)

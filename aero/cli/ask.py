@@ -64,7 +64,7 @@ def add_commands(commands: Any) -> None:
     serve.add_argument(
         "--program",
         default="tuned",
-        help="tuned (default), as_written, or one of them +NAME, -NAME (optimizations)",
+        help="tuned (default), as_written, or one of them +NAME, -NAME (optimizations: docs/two_party.md)",
     )
     serve.add_argument(
         "--unreviewed", action="store_true", help="use this project's own cryptography on other than loopback addresses"
@@ -89,7 +89,7 @@ def add_commands(commands: Any) -> None:
             type=float,
             default=120,
             metavar="S",
-            help="longest wait for one message of the other party, including its computing time, seconds (default 120)",
+            help="seconds to wait for one message of the other party, its computing time included (default 120)",
         )
         command.add_argument("--certificate", type=Path, help="this side's certificate (PEM); with --key and --ca")
         command.add_argument("--key", type=Path, help="private key of --certificate (PEM)")

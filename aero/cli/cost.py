@@ -45,7 +45,7 @@ def add_arguments(cost: argparse.ArgumentParser) -> None:
     cost.add_argument(
         "--program",
         help="tuned (default, optimised), as_written (stock SPU), or one of them with optimizations: "
-        "as_written+one_qkv adds one, tuned-lattice_products leaves one out",
+        "as_written+one_qkv adds one, tuned-lattice_products leaves one out (names: docs/two_party.md)",
     )
     for name, what in CHANGEABLE.items():
         cost.add_argument(f"--{name}", type=int, help=f"{what}; overrides the family's published value")

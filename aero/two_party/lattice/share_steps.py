@@ -138,7 +138,7 @@ def _lattice_query_of_a_party(
             message = party.receive(queries[span].size)
             queries[span] = np.frombuffer(message, np.uint8).reshape(queries[span].shape)
         selected = table.select(queries)
-    return secrets.ravel(), hint.ravel(), selected.ravel()
+    return secrets, hint, selected
 
 
 def lattice_rows(one_hot: Array, table: Array) -> Array:
@@ -153,7 +153,6 @@ def _lattice_rows_of_a_party(
     secrets, hint, selected = _lattice_query_of_a_party(party, one_hot, table, shapes)
     tokens, width = shapes[0][0], shapes[1][1]
     layout, keys = matmul.HintLayout.of(tokens, lookup.DEGREE, width), _product_keys(party)
-    secrets, hint = secrets.reshape(tokens, -1), hint.reshape(-1, width)
     if party.rank == CLIENT:
         return (selected - _of_client(party, layout, keys, lambda span: layout.encrypt(keys, secrets[span])),)
     return (selected - _of_server(party, layout, keys, layout.matrix(hint)),)
@@ -177,12 +176,11 @@ def _lattice_matrix(party: StepContext, matrix: np.ndarray | None) -> matmul.Mat
 def _lattice_product_of_a_share(
     party: StepContext, share: np.ndarray, matrix: matmul.Matrix | None, shapes: Sequence[Shape]
 ) -> tuple[np.ndarray, ...]:
-    (rows, inner), (_, columns) = shapes
-    layout, own, keys = matmul.Layout(rows, inner, columns), share.reshape(rows, inner), _product_keys(party)
+    layout, keys = matmul.Layout(*share.shape, shapes[1][1]), _product_keys(party)
     if party.rank == CLIENT:
         bits = matmul.RESULT_BITS - party.fraction_bits
-        return (_of_client(party, layout, keys, lambda span: keys.encrypt(own[span], layout, bits)),)
-    return (matrix.times_own(own).ravel() + _of_server(party, layout, keys, matrix),)
+        return (_of_client(party, layout, keys, lambda span: keys.encrypt(share[span], layout, bits)),)
+    return (matrix.times_own(share) + _of_server(party, layout, keys, matrix),)
 
 
 def _product_keys(party: StepContext) -> Any:
@@ -205,7 +203,7 @@ def _of_client(
     found = [
         secret.decrypt(party.receive(layout.answer_bytes), layout, span.stop - span.start) for span in layout.spans()
     ]
-    return np.concatenate(found).ravel()
+    return np.concatenate(found)
 
 
 def _of_server(
@@ -216,7 +214,7 @@ def _of_server(
     answers, masked = matrix.answer(public, queries, layout)
     for answer in answers:
         party.send(answer)
-    return masked.ravel()
+    return masked
 
 
 def shared_product(x: Array, y: Array) -> Array:
@@ -239,13 +237,10 @@ def _pair_keys(party: StepContext) -> tuple[matmul.SecretKey, matmul.PublicMater
     return party.kept[name]
 
 
-def _shared_product_of_shares(
-    party: StepContext, x: np.ndarray, y: np.ndarray, shapes: Sequence[Shape]
-) -> tuple[np.ndarray, ...]:
+def _shared_product_of_shares(party: StepContext, x: np.ndarray, y: np.ndarray) -> tuple[np.ndarray, ...]:
     """Each party multiplies its shares, and sends its share of x, encrypted, for the other to multiply by its of y."""
-    (heads, rows, inner), (*_, columns) = shapes
-    x, y, (secret, public) = x.reshape(shapes[0]), y.reshape(shapes[1]), _pair_keys(party)
-    layout = matmul.PairLayout.of(rows, inner, columns)
+    (secret, public), heads = _pair_keys(party), len(x)
+    layout = matmul.PairLayout.of(*x.shape[1:], y.shape[2])
     spans = list(layout.spans())
     party.send(b"".join(layout.encrypt(secret, head[span]) for head in x for span in spans))
     found = (x @ y) << np.uint64(layout.scale_bits)
@@ -261,7 +256,7 @@ def _shared_product_of_shares(
     for index, answer in enumerate(answers):
         span = spans[index % layout.groups]
         found[index // layout.groups, span] += secret.decrypt(answer, layout, span.stop - span.start)
-    return (found.ravel(),)
+    return (found,)
 
 
 def row_squares(x: Array) -> Array:
@@ -274,16 +269,15 @@ def _row_squares_in_the_clear(x: Array) -> tuple[Array]:
     return (2.0 ** sum(matmul.PAIR_TRUNCATIONS) * jnp.sum(x * x, 1) / 2 ** matmul.log2_from(x.shape[1]),)
 
 
-def _row_squares_of_shares(party: StepContext, x: np.ndarray, shapes: Sequence[Shape]) -> tuple[np.ndarray, ...]:
+def _row_squares_of_shares(party: StepContext, x: np.ndarray) -> tuple[np.ndarray, ...]:
     """The squares of X_0 + X_1 are those of each party's own share, and 2 X_0 X_1, for which the client queries."""
-    x, (secret, public) = x.reshape(shapes[0]), _pair_keys(party)
-    layout = matmul.SquaresLayout.of(*x.shape)
+    (secret, public), layout = _pair_keys(party), matmul.SquaresLayout.of(*x.shape)
     own = (x * x).sum(1) << np.uint64(layout.scale_bits - 1)
     if party.rank == CLIENT:
         rest = _of_client(party, layout, secret, lambda span: layout.encrypt(secret, x[span]))
     else:
         rest = _of_server(party, layout, public, matmul.ShareMatrix(x.T, layout))
-    return (own + rest.reshape(len(x), -1).diagonal(),)
+    return (own + rest.diagonal(),)
 
 
 def _pieces(message: bytes, size: int) -> list[bytes]:
@@ -320,10 +314,9 @@ def by_exponential(x: Array) -> Array:
 class Step:
     """A step on shares: its function in the clear, what a party computes, and the owner, or None, of each result.
 
-    of_shares: from the party's context and its share of every input as ring elements (n,), its share of every result.
+    of_shares: from the party's context and its share of every input as ring elements, its share of every result.
     prepare: for steps whose last input is the server's own: preprocesses it once (None at the client), and may exchange
-    a few bytes, which no profile counts; `of_shares` then takes that value. shaped: `of_shares` takes the shapes of all
-    inputs last.
+    a few bytes, which no profile counts; `of_shares` then takes that value, and the shapes of all inputs.
     in_the_clear: with `prepare`; the other inputs are some party's own too, and are passed in the clear.
     """
 
@@ -331,7 +324,6 @@ class Step:
     of_shares: Callable[..., tuple[np.ndarray, ...]]
     owners: tuple[int | None, ...] = (None,)
     prepare: Callable[[StepContext, np.ndarray | None], Any] | None = None
-    shaped: bool = False
     in_the_clear: bool = False
 
 
@@ -346,29 +338,26 @@ STEPS = {
         _lattice_query_of_a_party,
         (CLIENT, SERVER, None),
         _lattice_table,
-        shaped=True,
         in_the_clear=True,
     ),
     "lattice_rows": Step(
         lambda one_hot, table: (2.0**lookup.SCALE_BITS * (one_hot @ table),),
         _lattice_rows_of_a_party,
         prepare=_lattice_table,
-        shaped=True,
         in_the_clear=True,
     ),
     "lattice_product": Step(
         lambda x, matrix: (2.0**matmul.RESULT_BITS * (x @ matrix),),
         _lattice_product_of_a_share,
         prepare=_lattice_matrix,
-        shaped=True,
     ),
-    "shared_product": Step(
-        lambda x, y: (2.0 ** sum(matmul.PAIR_TRUNCATIONS) * (x @ y),), _shared_product_of_shares, shaped=True
-    ),
-    "row_squares": Step(_row_squares_in_the_clear, _row_squares_of_shares, shaped=True),
+    "shared_product": Step(lambda x, y: (2.0 ** sum(matmul.PAIR_TRUNCATIONS) * (x @ y),), _shared_product_of_shares),
+    "row_squares": Step(_row_squares_in_the_clear, _row_squares_of_shares),
     "unmasked": Step(lambda masked, product: (masked,), lambda party, masked, product: (masked - product,)),
-    "negative": Step(lambda x: (x < 0.0,), lambda party, share: (party.narrow_sign(share & np.uint64(0xFFFFFFFF)),)),
-    "square": Step(lambda x: (x * x,), lambda party, share: (party.squared(share),)),
+    "negative": Step(
+        lambda x: (x < 0.0,), lambda party, share: (party.narrow_sign(share.ravel() & np.uint64(0xFFFFFFFF)),)
+    ),
+    "square": Step(lambda x: (x * x,), lambda party, share: (party.squared(share.ravel()),)),
     "apart": Step(lambda x: (x,), lambda party, share: (share,)),
 }
 

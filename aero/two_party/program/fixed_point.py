@@ -70,7 +70,6 @@ LIMITED = {
 PRODUCTS = {"mul", "dot_general", "square", "integer_pow", "conv_general_dilated"}
 _MOVES = {"reshape", "transpose", "slice", "squeeze", "gather", "dynamic_slice"}
 """Primitives that only move values, which were noted before; of a step's results, some are dropped."""
-_INSIDE = {"pjit", "jit", "closed_call", "core_call", "custom_jvp_call", "custom_vjp_call"}
 
 
 @dataclass(frozen=True)
@@ -97,68 +96,56 @@ def limits(settings: Settings) -> dict[str, float]:
     }
 
 
-@functools.lru_cache(maxsize=256)
-def _watching(
-    kind: str, arrays: tuple[tuple[tuple[int, ...], Any], ...], constants: tuple[tuple[str, float], ...]
-) -> tuple[Callable[..., tuple[Array, list[Array]]], list[str]]:
-    """The operation, compiled: its result and the largest magnitude of every value in it; and the limit of each.
+def _evaluate(jaxpr: Any, constants: Any, given: Any, largest: dict[str, Array]) -> list[Any]:
+    """Results of a jaxpr; the largest magnitudes of values in it are noted in `largest` by the name of their limit."""
 
-    Compiled once for all layers and prompts, because compiling takes longer than computing.
-    """
-    shapes = [jax.ShapeDtypeStruct(shape, dtype) for shape, dtype in arrays]
-    closed = jax.make_jaxpr(lambda *given: KINDS[kind].function(*given, **dict(constants)))(*shapes)
-    limits_of: list[str] = []
+    def note(limit: str, values: Any) -> None:
+        if jnp.size(values) and jnp.issubdtype(jnp.result_type(values), jnp.floating):
+            largest[limit] = jnp.maximum(jnp.abs(values).max(), largest.get(limit, 0.0))
 
-    def watching(*given: Array) -> tuple[Array, list[Array]]:
-        magnitudes: list[Array] = []
-        limits_of.clear()
+    def read(one: Any) -> Any:
+        return one.val if isinstance(one, jax.extend.core.Literal) else known[one]
 
-        def note(limit: str, values: Any) -> None:
-            if jnp.size(values) and jnp.issubdtype(jnp.result_type(values), jnp.floating):
-                magnitudes.append(jnp.abs(values).max())
-                limits_of.append(limit)
-
-        def run(jaxpr: Any, consts: Any, given: Any) -> list[Any]:
-            known = dict(zip([*jaxpr.constvars, *jaxpr.invars], [*consts, *given], strict=True))
-
-            def read(one: Any) -> Any:
-                return one.val if isinstance(one, jax.extend.core.Literal) else known[one]
-
-            for equation in jaxpr.eqns:
-                name = equation.params.get("step", equation.primitive.name)
-                values = [read(one) for one in equation.invars]
-                if name in _INSIDE:
-                    inner = equation.params.get("jaxpr") or equation.params["call_jaxpr"]
-                    results = run(getattr(inner, "jaxpr", inner), getattr(inner, "consts", ()), values)
-                else:
-                    if name in LIMITED:
-                        limit, argument = LIMITED[name]
-                        value = values[argument]
-                        if limit == "exp":  # masked entries are exponentiated too, and discarded
-                            value = jnp.where(value > 0.8 * MASKED, value, 0.0)
-                        note(limit, value)
-                    out = equation.primitive.bind(*values, **equation.params)
-                    results = list(out) if equation.primitive.multiple_results else [out]
-                    if equation.primitive is not on_shares and name not in _MOVES:
-                        for result in results:
-                            note("product" if name in PRODUCTS else "value", result)
-                known.update(zip(equation.outvars, results, strict=True))
-            return [read(one) for one in jaxpr.outvars]
-
-        (result,) = run(closed.jaxpr, closed.consts, given)
-        return result, magnitudes
-
-    return jax.jit(watching), limits_of
+    known = dict(zip([*jaxpr.constvars, *jaxpr.invars], [*constants, *given], strict=True))
+    for equation in jaxpr.eqns:
+        name = equation.params.get("step", equation.primitive.name)
+        values = [read(one) for one in equation.invars]
+        if inner := equation.params.get("jaxpr") or equation.params.get("call_jaxpr"):  # a nested function
+            results = _evaluate(inner.jaxpr, inner.consts, values, largest)
+        else:
+            if name in LIMITED:
+                limit, argument = LIMITED[name]
+                value = values[argument]
+                if limit == "exp":  # masked entries are exponentiated too, and discarded
+                    value = jnp.where(value > 0.8 * MASKED, value, 0.0)
+                note(limit, value)
+            out = equation.primitive.bind(*values, **equation.params)
+            results = list(out) if equation.primitive.multiple_results else [out]
+            if equation.primitive is not on_shares and name not in _MOVES:
+                for result in results:
+                    note("product" if name in PRODUCTS else "value", result)
+        known.update(zip(equation.outvars, results, strict=True))
+    return [read(one) for one in jaxpr.outvars]
 
 
-def watched(
-    kind: str, arrays: tuple[Array, ...], constants: Mapping[str, float]
-) -> tuple[Array, list[tuple[str, float]]]:
-    """The operation's result in the clear, and (name of the limit, magnitude) for every value in it."""
-    function, limits_of = _watching(kind, tuple((one.shape, one.dtype) for one in arrays), tuple(constants.items()))
-    result, magnitudes = function(*arrays)
-    largest = np.nan_to_num(np.array(magnitudes), nan=np.inf, posinf=np.inf)
-    return result, list(zip(limits_of, largest.tolist(), strict=True))
+@functools.cache
+def _watching(kind: str, constants: tuple[tuple[str, float], ...]) -> Callable[..., tuple[Array, dict[str, Array]]]:
+    """The operation's result and the largest magnitude under each limit, compiled once for all layers and prompts."""
+    function = functools.partial(KINDS[kind].function, **dict(constants))
+
+    def watching(*given: Array) -> tuple[Array, dict[str, Array]]:
+        largest: dict[str, Array] = {}
+        closed = jax.make_jaxpr(function)(*given)
+        (result,) = _evaluate(closed.jaxpr, closed.consts, given, largest)
+        return result, largest
+
+    return jax.jit(watching)
+
+
+def watched(kind: str, arrays: Sequence[Array], constants: Mapping[str, float]) -> tuple[Array, dict[str, float]]:
+    """The operation's result in the clear, and the largest magnitude in it under each limit."""
+    result, largest = _watching(kind, tuple(constants.items()))(*arrays)
+    return result, {name: float(np.nan_to_num(value, nan=np.inf, posinf=np.inf)) for name, value in largest.items()}
 
 
 def by_extremeness(model: GPT) -> np.ndarray:
@@ -217,7 +204,8 @@ def farthest(model: GPT, program: str, settings: Settings, prefix: Sequence[int]
         if kind == "embedding_lookup":  # rows of a table that its owner has checked; not in fixed point
             return arrays[0] @ arrays[1]
         result, seen = watched(kind, arrays, constants)
-        found.extend((value / most[name], Beyond(f"{kind} ({name})", value, most[name], where)) for name, value in seen)
+        for name, value in seen.items():
+            found.append((value / most[name], Beyond(f"{kind} ({name})", value, most[name], where)))
         return result
 
     def at(layer: int) -> None:

@@ -17,7 +17,6 @@ one-hot vectors and small noise, which reveals both tokens.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from functools import lru_cache
 
 import numpy as np
@@ -40,8 +39,7 @@ HINT_SLICE, TOKENS_AT_ONCE = 1024, 16
 LEAST_VOCABULARY = 2 * DEGREE
 """From here on multiplying by the hint, n entries deep, costs at most half of multiplying by the table, V deep."""
 NOISE_BUDGET = 4.0
-"""Largest allowed standard deviation of an entry's noise, in units of the fixed point's last bit. For comparison, the
-sum over slices of GPT-2's 50,257 entries has 5, from 50 truncations."""
+"""Largest allowed standard deviation of an entry's noise, in units of the fixed point's last bit."""
 SEED = 32
 _RING_BITS, _LIMB = 64, 24
 _AT_ONCE = 64
@@ -94,28 +92,22 @@ def fits(table: np.ndarray, fraction_bits: int = 18) -> bool:
     return largest <= 0.99 * most and noise_of(table, fraction_bits) <= NOISE_BUDGET
 
 
-@dataclass(frozen=True)
 class Table:
     """The server's table D (V, d), and its hint (n, d): 2^11 (D^T A)^T modulo 2^64, as secret as the table."""
 
-    values: np.ndarray
-    hint: np.ndarray
-    fraction_bits: int
-
-    @classmethod
-    def of(cls, values: np.ndarray, fraction_bits: int, seed: bytes, degree: int = DEGREE) -> Table:
+    def __init__(self, values: np.ndarray, fraction_bits: int, seed: bytes, degree: int = DEGREE) -> None:
         """Computes the hint, which takes seconds. ValueError unless the table `fits`."""
         if not fits(values, fraction_bits):
             raise ValueError("the embedding is too large for a lookup; compute without it (tuned-lattice_lookup)")
         vocabulary, width = values.shape
         blocks = -(-vocabulary // degree)
-        hint = np.empty((degree, width), np.uint64)
+        self.values, self.fraction_bits, self.hint = values, fraction_bits, np.empty((degree, width), np.uint64)
         for low in range(0, width, _AT_ONCE):
             columns = _fixed(values[:, low : low + _AT_ONCE], fraction_bits)
             padded = np.zeros((columns.shape[1], blocks * degree), np.int64)
             padded[:, :vocabulary] = columns.T
-            hint[:, low : low + _AT_ONCE] = _times_public(padded.reshape(-1, blocks, degree), seed).T
-        return cls(values, hint << np.uint64(_RING_BITS - MODULUS_BITS), fraction_bits)
+            self.hint[:, low : low + _AT_ONCE] = _times_public(padded.reshape(-1, blocks, degree), seed).T
+        self.hint <<= np.uint64(_RING_BITS - MODULUS_BITS)
 
     def select(self, queries: np.ndarray) -> np.ndarray:
         """D^T b (T, d) modulo 2^64 for queries (T, V, 6) uint8, by exact float64 multiplication of limbs."""

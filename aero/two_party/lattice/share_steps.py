@@ -24,6 +24,8 @@ with two thirds of the bytes. k is a setting of an SPU runtime, so this step has
 
 from __future__ import annotations
 
+import io
+import itertools
 import os
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
@@ -96,9 +98,9 @@ def lattice_query(one_hot: Array, table: Array) -> tuple[Array, Array, Array]:
 
 
 def _lattice_query_in_the_clear(one_hot: Array, table: Array) -> tuple[Array, Array, Array]:
-    tokens, width = one_hot.shape[0], table.shape[1]
-    zeros = (jnp.zeros(shape, np.int32) for shape in ((tokens, lookup.DEGREE), (lookup.DEGREE, width)))
-    return *zeros, 2.0**lookup.SCALE_BITS * (one_hot @ table)
+    secrets = jnp.zeros((one_hot.shape[0], lookup.DEGREE), np.int32)
+    hint = jnp.zeros((lookup.DEGREE, table.shape[1]), np.int32)
+    return secrets, hint, 2.0**lookup.SCALE_BITS * (one_hot @ table)
 
 
 def _lattice_table(party: StepContext, table: np.ndarray | None) -> lookup.Table | None:
@@ -108,12 +110,13 @@ def _lattice_table(party: StepContext, table: np.ndarray | None) -> lookup.Table
             f"a lattice lookup needs the ring FM64 and 18 fraction bits or more, not {party.ring} and "
             f"{party.fraction_bits}; compute without it (program tuned-lattice_lookup)"
         )
-    name = "lattice_query"
-    if name not in party.kept:
-        party.kept[name] = os.urandom(lookup.SEED) if party.rank == CLIENT else party.receive(lookup.SEED)
+    if "lattice_query" not in party.kept:
         if party.rank == CLIENT:
-            party.send(party.kept[name])
-    return None if table is None else lookup.Table.of(table, party.fraction_bits, party.kept[name])
+            party.send(seed := os.urandom(lookup.SEED))
+        else:
+            seed = party.receive(lookup.SEED)
+        party.kept["lattice_query"] = seed
+    return None if table is None else lookup.Table(table, party.fraction_bits, party.kept["lattice_query"])
 
 
 def _lattice_query_of_a_party(
@@ -121,10 +124,9 @@ def _lattice_query_of_a_party(
 ) -> tuple[np.ndarray, ...]:
     """The client sends its queries, TOKENS_AT_ONCE at a time, and the server selects."""
     (tokens, vocabulary), (_, width) = shapes
-    secrets, hint = np.zeros((tokens, lookup.DEGREE), np.uint64), np.zeros((lookup.DEGREE, width), np.uint64)
-    selected = np.zeros((tokens, width), np.uint64)
-    at_once = lookup.TOKENS_AT_ONCE
-    spans = [slice(low, min(low + at_once, tokens)) for low in range(0, tokens, at_once)]
+    sizes = (tokens, lookup.DEGREE), (lookup.DEGREE, width), (tokens, width)
+    secrets, hint, selected = (np.zeros(size, np.uint64) for size in sizes)
+    spans = [slice(low, low + lookup.TOKENS_AT_ONCE) for low in range(0, tokens, lookup.TOKENS_AT_ONCE)]
     if party.rank == CLIENT:
         ids = one_hot.argmax(1)
         for span in spans:
@@ -135,8 +137,7 @@ def _lattice_query_of_a_party(
         hint = table.hint
         queries = np.empty((tokens, vocabulary, lookup.SENT_BITS // 8), np.uint8)
         for span in spans:
-            message = party.receive(queries[span].size)
-            queries[span] = np.frombuffer(message, np.uint8).reshape(queries[span].shape)
+            queries[span].flat = np.frombuffer(party.receive(queries[span].size), np.uint8)
         selected = table.select(queries)
     return secrets, hint, selected
 
@@ -185,13 +186,14 @@ def _lattice_product_of_a_share(
 
 def _product_keys(party: StepContext) -> Any:
     """The client's `SecretKey`, and at the server its `PublicMaterial`, sent in the first such step of a session."""
-    name = "lattice_product"
-    if name not in party.kept:
-        own = matmul.SecretKey() if party.rank == CLIENT else None
-        if own:
+    if "lattice_product" not in party.kept:
+        if party.rank == CLIENT:
+            party.kept["lattice_product"] = own = matmul.SecretKey()
             party.send(own.public_material)
-        party.kept[name] = own or matmul.PublicMaterial(party.receive(matmul.PublicMaterial.size()))
-    return party.kept[name]
+        else:
+            message = party.receive(matmul.PublicMaterial.size())
+            party.kept["lattice_product"] = matmul.PublicMaterial(message)
+    return party.kept["lattice_product"]
 
 
 def _of_client(
@@ -229,12 +231,11 @@ def _pair_keys(party: StepContext) -> tuple[matmul.SecretKey, matmul.PublicMater
             f"lattice multiplication of two secrets needs the ring FM64 and {matmul.PAIR_FRACTION_BITS} fraction bits, "
             f"not {party.ring} and {party.fraction_bits}; use a program without lattice_attention and lattice_rest"
         )
-    name = "shared_product"
-    if name not in party.kept:
+    if "shared_product" not in party.kept:
         own = matmul.SecretKey()
         party.send(own.public_material)
-        party.kept[name] = own, matmul.PublicMaterial(party.receive(matmul.PublicMaterial.size()))
-    return party.kept[name]
+        party.kept["shared_product"] = own, matmul.PublicMaterial(party.receive(matmul.PublicMaterial.size()))
+    return party.kept["shared_product"]
 
 
 def _shared_product_of_shares(party: StepContext, x: np.ndarray, y: np.ndarray) -> tuple[np.ndarray, ...]:
@@ -244,18 +245,18 @@ def _shared_product_of_shares(party: StepContext, x: np.ndarray, y: np.ndarray) 
     spans = list(layout.spans())
     party.send(b"".join(layout.encrypt(secret, head[span]) for head in x for span in spans))
     found = (x @ y) << np.uint64(layout.scale_bits)
-    queries = _pieces(party.receive(heads * layout.groups * layout.query_bytes), layout.query_bytes)
+    queries = io.BytesIO(party.receive(heads * layout.groups * layout.query_bytes))
     answers: list[bytes] = []
     for head in range(heads):
-        asked = queries[head * layout.groups : (head + 1) * layout.groups]
+        asked = [queries.read(layout.query_bytes) for _ in spans]
         answered, masked = matmul.ShareMatrix(y[head], layout).answer(public, asked, layout)
         answers += answered
         found[head] += masked
     party.send(b"".join(answers))
-    answers = _pieces(party.receive(heads * layout.groups * layout.answer_bytes), layout.answer_bytes)
-    for index, answer in enumerate(answers):
-        span = spans[index % layout.groups]
-        found[index // layout.groups, span] += secret.decrypt(answer, layout, span.stop - span.start)
+    received = io.BytesIO(party.receive(heads * layout.groups * layout.answer_bytes))
+    for head, span in itertools.product(range(heads), spans):
+        answer = received.read(layout.answer_bytes)
+        found[head, span] += secret.decrypt(answer, layout, span.stop - span.start)
     return (found,)
 
 
@@ -278,10 +279,6 @@ def _row_squares_of_shares(party: StepContext, x: np.ndarray) -> tuple[np.ndarra
     else:
         rest = _of_server(party, layout, public, matmul.ShareMatrix(x.T, layout))
     return (own + rest.diagonal(),)
-
-
-def _pieces(message: bytes, size: int) -> list[bytes]:
-    return [message[low : low + size] for low in range(0, len(message), size)]
 
 
 def unmasked(masked: Array, product: Array) -> Array:

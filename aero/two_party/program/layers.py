@@ -54,10 +54,10 @@ class Layer:
 
     basis: undoes the change of basis before the layer. qkv, qk: Q, K (and V) as one matrix; last_query, others: the
     same split in two, where only the last row of Q is needed. from_both: the whole layer as a map of [x | attention].
-    up: with a gate, [gate | up].
-    from_attention: the whole contribution to the residual stream. around: the linear part of a leaky ReLU's FFN.
-    combine: a He & Hofmann layer as a map of [n | attention | causal mean of n]. shape_a, shape_b, shape_g (H, 1, 1),
-    or folded together shape (H, T, T): the gains of its attention matrix.
+    from_attention: the whole contribution to the residual stream. up: with a gate, [gate | up]; None where `down` is
+    the whole FFN. around: the linear part of a leaky ReLU's FFN. combine: a He & Hofmann layer as a map of
+    [n | attention | causal mean of n]. shape_a, shape_b, shape_g (H, 1, 1), or folded together shape (H, T, T): the
+    gains of its attention matrix.
     """
 
     basis: Affine | None = None
@@ -75,7 +75,6 @@ class Layer:
     from_both: Affine | None = None
     from_attention: Affine | None = None
     combine: Affine | None = None
-    fused: Affine | None = None
     up: Affine | None = None
     down: Affine | None = None
     around: Affine | None = None
@@ -86,12 +85,6 @@ class Layer:
     shape_b: Any = None
     shape_g: Any = None
     shape: Any = None
-
-    @property
-    def matrices(self) -> list[Any]:
-        """The matrices that rows are multiplied by."""
-        values = (getattr(self, one.name) for one in fields(self) if one.name not in ("ln_1", "ln_2"))
-        return [value.weight for value in values if isinstance(value, Affine)]
 
     def with_last_query_apart(self, width: int) -> Layer:
         """The last row's query apart from keys and values: a share step takes a matrix as the server put it."""

@@ -193,45 +193,39 @@ class PublicMaterial:
         seconds = np.frombuffer(message[SEED:], "<u8").reshape(keys, degree)
         firsts = uniform(message[:SEED], "keys", keys, degree)
         spectra = np.moveaxis(limb_spectra(np.stack([firsts, seconds], 1)), 0, 2)  # (keys, 2, 3, n/2)
-        self._zero = spectra[0]
+        self._zero = spectra[0].swapaxes(0, 1)[:, :, None]  # (3, 2, 1, n/2)
         self._change = spectra[1:].reshape(LEVELS, DIGITS, 6, degree // 2)
 
     @staticmethod
     def size(degree: int = DEGREE) -> int:
         return SEED + 8 * degree * (1 + LEVELS * DIGITS)
 
-    def encryptions_of_zero(self, count: int, degree: int) -> tuple[np.ndarray, np.ndarray]:
-        """Fresh encryptions of zero under the public key, (a, b), each (count, n), which hide `a` halves of answers."""
+    def encryptions_of_zero(self, count: int, degree: int) -> np.ndarray:
+        """Fresh encryptions of zero under the public key (2, count, n), which hide the `a` halves of answers."""
         small = spectrum(ternary(count * degree).reshape(count, degree).astype(np.float64))
-        fresh = []
-        for half in self._zero:
-            noise = gaussian(count * degree).reshape(count, degree).view(np.uint64)
-            fresh.append(times_small(half[:, None], small) + noise)
-        return fresh[0], fresh[1]
+        noise = gaussian(2 * count * degree).reshape(2, count, degree).view(np.uint64)
+        return times_small(self._zero, small) + noise
 
-    def apply_automorphism(self, level: int, first: np.ndarray, second: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        """The automorphism of `level` applied to ciphertexts (a, b), each (…, n), switched back to the secret key."""
-        degree = first.shape[-1]
-        power = _power(level, degree)
-        rest = automorphism(first, power).view(np.int64)
+    def apply_automorphism(self, level: int, pairs: np.ndarray) -> np.ndarray:
+        """The automorphism of `level` applied to ciphertexts (2, …, n), switched back to the secret key."""
+        turned = automorphism(pairs, _power(level, pairs.shape[-1]))
         # Rounded to the highest digits; the sum wraps as the ring does.
-        rest = (rest + (1 << (63 - DIGITS * DIGIT_BITS))) >> (64 - DIGITS * DIGIT_BITS)
-        digits = np.stack(limbs(rest, (DIGIT_BITS,) * DIGITS), -2)
-        values, key = spectrum(digits), self._change[level]
+        rest = (turned[0].view(np.int64) + (1 << (63 - DIGITS * DIGIT_BITS))) >> (64 - DIGITS * DIGIT_BITS)
+        values, key = spectrum(np.stack(limbs(rest, (DIGIT_BITS,) * DIGITS), -2)), self._change[level]
         summed = sum(values[..., place, None, :] * key[place] for place in range(DIGITS))
-        parts = inverse_spectrum(summed).reshape(*first.shape[:-1], 2, 3, degree)
-        changed = from_limbs(np.moveaxis(parts, -2, 0))
-        return changed[..., 0, :], changed[..., 1, :] + automorphism(second, power)
+        parts = inverse_spectrum(summed).reshape(*rest.shape[:-1], 2, 3, -1)
+        changed = from_limbs(np.moveaxis(parts, (-2, -3), (0, 1)))
+        changed[1] += turned[1]
+        return changed
 
-    def pack(self, first: np.ndarray, second: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        """PACKED ciphertexts (a, b), each (PACKED, …, n), as one: its coefficient PACKED p + c is PACKED times
+    def pack(self, pairs: np.ndarray) -> np.ndarray:
+        """PACKED ciphertexts (2, PACKED, …, n) as one (2, …, n): its coefficient PACKED p + c is PACKED times
         coefficient PACKED p of the c-th. Only these coefficients of b matter."""
         for level in reversed(range(LEVELS)):
-            half = len(first) // 2
-            moved = times_monomial(first[half:], 1 << level), times_monomial(second[half:], 1 << level)
-            turned = self.apply_automorphism(level, first[:half] - moved[0], second[:half] - moved[1])
-            first, second = first[:half] + moved[0] + turned[0], second[:half] + moved[1] + turned[1]
-        return first[0], second[0]
+            low, high = np.split(pairs, 2, 1)
+            moved = times_monomial(high, 1 << level)
+            pairs = low + moved + self.apply_automorphism(level, low - moved)
+        return pairs[:, 0]
 
 
 def times(left: np.ndarray, matrix: np.ndarray, cut: Sequence[int] = LIMBS) -> np.ndarray:
@@ -304,10 +298,9 @@ class Matrix:
             values = values.reshape(DEGREE // 2, 2, PACKED, 2, groups, -1)
             real, imaginary = values[:, 0, :, 0] - values[:, 1, :, 1], values[:, 0, :, 1] + values[:, 1, :, 0]
             parts = inverse_spectrum((real + 1j * imaginary).transpose(3, 1, 2, 0))
-            first, second = public.pack(from_limbs(parts, self._cut), scalars[pack])
-            zero = public.encryptions_of_zero(groups, DEGREE)
-            answered[0, :, pack] = first + zero[0]
-            answered[1, :, pack] = second + zero[1] - masks[:, pack]
+            packed = public.pack(np.stack([from_limbs(parts, self._cut), scalars[pack]]))
+            answered[:, :, pack] = packed + public.encryptions_of_zero(groups, DEGREE)
+        answered[1] -= masks
         shares = [layout.wanted(mask, span.stop - span.start) for mask, span in zip(masks, layout.spans(), strict=True)]
         return [_sent(answered[:, group], layout.cut) for group in range(groups)], np.concatenate(shares)
 

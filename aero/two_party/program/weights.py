@@ -241,15 +241,11 @@ def _pre_ln(
         projections = [one.after_norm(ln_1) for one in projections]
     elif basis is not None:
         projections = [one.reading(basis) for one in projections]
-    layer = Layer(
-        ln_1=None if fold_norms else ln_1,
-        inverse_temperature=1.0 / block["attention.temperature"] if architecture.temperature else None,  # (H, T)
-        **(
-            {"qkv": side_by_side(projections)}
-            if "one_qkv" in optimizations
-            else dict(zip(("query", "key", "value"), projections, strict=True))
-        ),
-    )
+    matrices = dict(zip(("query", "key", "value"), projections, strict=True))
+    if "one_qkv" in optimizations:
+        matrices = {"qkv": side_by_side(projections)}
+    temperature = 1.0 / block["attention.temperature"] if architecture.temperature else None  # (H, T)
+    layer = Layer(ln_1=None if fold_norms else ln_1, inverse_temperature=temperature, **matrices)
     output = _affine(block, "attention.output", config.width)
     if linear_ffn(architecture) and "folded_ffn" in optimizations:
         if ffn is not None:
@@ -275,12 +271,10 @@ def _pre_ln(
     layer = replace(layer, output=output)
     if ffn is None:
         return layer, basis
-    if norm:
-        ln_2 = _norm(block, "ln_2")
-        if fold_norms:
-            ffn.change_first(lambda one: one.after_norm(ln_2))
-        else:
-            layer = replace(layer, ln_2=ln_2)
+    if norm and fold_norms:
+        ffn.change_first(lambda one: one.after_norm(_norm(block, "ln_2")))
+    elif norm:
+        layer = replace(layer, ln_2=_norm(block, "ln_2"))
     if architecture.ffn == "linear" and "folded_ffn" in optimizations:  # LayerNorm before it, no activation inside
         ffn.down, ffn.up = ffn.as_one(), None
     if architecture.ffn == "leaky_relu" and "folded_ffn" in optimizations:

@@ -21,7 +21,7 @@ from functools import lru_cache
 
 import numpy as np
 
-from aero.two_party.lattice.polynomials import DEVIATION, gaussian, inverse_spectrum, spectrum, ternary, uniform
+from aero.two_party.lattice.polynomials import DEVIATION, gaussian, inverse_spectrum, limbs, spectrum, ternary, uniform
 
 DEGREE, MODULUS_BITS = 2048, 53
 """n and log2 q: 128 bits of security with uniform ternary secrets and noise of deviation 3.2 ("Security Guidelines
@@ -65,8 +65,8 @@ def encrypt(ids: np.ndarray, vocabulary: int, seed: bytes, degree: int = DEGREE)
     transforms = spectrum(secrets.astype(np.float64))
     query = np.empty((tokens, blocks * degree), np.uint64)
     # 27 bits times 2,048 ternary entries: far below what 53 bits of a float hold.
-    for block, limbs in enumerate(zip(*_limb_spectra(seed, blocks, degree, 27), strict=True)):
-        low, high = (inverse_spectrum(limb * transforms).astype(np.uint64) for limb in limbs)
+    for block, parts in enumerate(zip(*_limb_spectra(seed, blocks, degree, 27), strict=True)):
+        low, high = (inverse_spectrum(limb * transforms).astype(np.uint64) for limb in parts)
         query[:, block * degree : (block + 1) * degree] = low + (high << np.uint64(27))
     query = query[:, :vocabulary] + gaussian(tokens * vocabulary).reshape(tokens, vocabulary).astype(np.uint64)
     query[np.arange(tokens), ids] += np.uint64(1 << (SCALE_BITS - _RING_BITS + MODULUS_BITS))
@@ -135,10 +135,9 @@ def _times_public(columns: np.ndarray, seed: bytes) -> np.ndarray:
     A row of D^T A is sum_k D_k(X) a_k(1/X), whose spectrum is that of D_k times the conjugate of a_k's.
     """
     blocks, degree = columns.shape[1:]
-    low = ((columns + 1024) & 2047) - 1024
     found = np.zeros((len(columns), degree), np.uint64)
-    for shift, limb in ((0, low), (11, (columns - low) >> 11)):
-        transforms = spectrum(limb.astype(np.float64))
+    for shift, limb in zip((0, 11), limbs(columns, (11, 53)), strict=True):
+        transforms = spectrum(limb)
         for place, public in enumerate(_limb_spectra(seed, blocks, degree, 18)):
             product = inverse_spectrum(np.einsum("ckh,kh->ch", transforms, public.conj()))
             found += product.astype(np.uint64) << np.uint64(shift + 18 * place)

@@ -126,10 +126,9 @@ class Layout:
     def answer_bytes(self) -> int:
         return self.packs * DEGREE * sum((64 - cut) // 8 for cut in self.cut)
 
-    def spans(self) -> Iterator[slice]:
+    def spans(self) -> list[slice]:
         """The rows of each group."""
-        for group in range(self.groups):
-            yield slice(group * self.height, min((group + 1) * self.height, self.rows))
+        return [slice(low, min(low + self.height, self.rows)) for low in range(0, self.rows, self.height)]
 
     def wanted(self, packed: np.ndarray, rows: int) -> np.ndarray:
         """Entries (rows, columns) from the coefficients of answers (packs, n)."""
@@ -293,8 +292,9 @@ class Matrix:
         scalars = self._scalars(seconds, layout)
         masks = np.frombuffer(os.urandom(8 * groups * layout.packs * DEGREE), np.uint64).reshape(groups, -1, DEGREE)
         answered = np.empty((2, groups, layout.packs, DEGREE), np.uint64)
-        for pack, tap in enumerate(self._taps(layout)):
-            values = _values(tap).reshape(DEGREE // 2, 2 * PACKED, layout.blocks) @ right
+        for pack, weights in enumerate(self._padded(layout)[:, ::-1].transpose(2, 4, 1, 3, 0)):
+            taps = weights.reshape(PACKED * layout.wide, -1).astype(np.float64)  # coefficients of Y^15 w(Y)
+            values = _values(taps).reshape(DEGREE // 2, 2 * PACKED, layout.blocks) @ right
             values = values.reshape(DEGREE // 2, 2, PACKED, 2, groups, -1)
             real, imaginary = values[:, 0, :, 0] - values[:, 1, :, 1], values[:, 0, :, 1] + values[:, 1, :, 0]
             parts = inverse_spectrum((real + 1j * imaginary).transpose(3, 1, 2, 0))
@@ -310,11 +310,6 @@ class Matrix:
         padded = np.zeros((inner, columns), np.int32)
         padded[: layout.inner, : layout.columns] = self._integers
         return padded.reshape(layout.blocks, PACKED, layout.packs, PACKED, layout.wide)
-
-    def _taps(self, layout: Layout) -> Iterator[np.ndarray]:
-        """For each pack the coefficients of Y^15 w(Y), (PACKED x wide, PACKED x blocks)."""
-        for pack in self._padded(layout)[:, ::-1].transpose(2, 4, 1, 3, 0):
-            yield pack.reshape(PACKED * layout.wide, PACKED * layout.blocks).astype(np.float64)
 
     def _scalars(self, seconds: np.ndarray, layout: Layout) -> np.ndarray:
         """The `b` halves of the sums, (packs, PACKED, groups, n): the coefficients 16 p that hold entries, or 0."""

@@ -242,7 +242,7 @@ def _shared_product_of_shares(party: StepContext, x: np.ndarray, y: np.ndarray) 
     """Each party multiplies its shares, and sends its share of x, encrypted, for the other to multiply by its of y."""
     (secret, public), heads = _pair_keys(party), len(x)
     layout = matmul.PairLayout.of(*x.shape[1:], y.shape[2])
-    spans = list(layout.spans())
+    spans = layout.spans()
     party.send(b"".join(layout.encrypt(secret, head[span]) for head in x for span in spans))
     found = (x @ y) << np.uint64(layout.scale_bits)
     queries = io.BytesIO(party.receive(heads * layout.groups * layout.query_bytes))

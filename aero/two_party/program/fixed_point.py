@@ -20,7 +20,6 @@ import functools
 import itertools
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from operator import itemgetter
 from typing import Any
 
 import jax
@@ -192,15 +191,14 @@ def farthest(model: GPT, program: str, settings: Settings, prefix: Sequence[int]
 
     program: as `within_budget` returns it. prefix: public tokens before them, whose own values are not in fixed point.
     """
-    found: list[tuple[float, Beyond]] = []
+    found: list[Beyond] = []
     most = limits(settings)
 
     def run(kind: str, *arrays: Array, **constants: float) -> Array:
         if kind == "embedding_lookup":  # rows of a table that its owner has checked; not in fixed point
             return arrays[0] @ arrays[1]
         result, seen = watched(kind, arrays, constants)
-        for name, value in seen.items():
-            found.append((value / most[name], Beyond(f"{kind} ({name})", value, most[name], where)))
+        found.extend(Beyond(f"{kind} ({name})", value, most[name], where) for name, value in seen.items())
         return result
 
     def at(layer: int) -> None:
@@ -213,7 +211,7 @@ def farthest(model: GPT, program: str, settings: Settings, prefix: Sequence[int]
         one_hot = jax.nn.one_hot(np.asarray(prompt), model.config.vocabulary, dtype=np.float32)
         placed, where = at_positions(weights, first, len(prompt)), "the embedding"
         forward(run, model.architecture, model.config, program, placed, one_hot, past, at)
-    return max(found, key=itemgetter(0))[1]
+    return max(found, key=lambda one: one.value / one.limit)
 
 
 @torch.no_grad()

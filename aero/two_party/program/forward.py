@@ -193,7 +193,7 @@ class _Pass:
         if layer.last_query is not None:
             query, others = self.affine(rows, layer.last_query), self.affine(n, layer.others)
         else:
-            every = self.affine(n, layer.qkv or layer.qk)
+            every = self.affine(n, layer.qkv)
             query, others = every[:, :d], every[:, d:]
         return query, *(others[:, start : start + size] for start in range(0, others.shape[1], size))
 

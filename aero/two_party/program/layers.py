@@ -52,7 +52,7 @@ def side_by_side(parts: Sequence[Affine]) -> Affine:
 class Layer:
     """Weights of one layer; None where the program does not use them.
 
-    basis: undoes the change of basis before the layer. qkv, qk: Q, K (and V) as one matrix; last_query, others: the
+    basis: undoes the change of basis before the layer. qkv: Q, K (and V) as one matrix; last_query, others: the
     same split in two, where only the last row of Q is needed. from_both: the whole layer as a map of [x | attention].
     from_attention: the whole contribution to the residual stream. up: with a gate, [gate | up]; None where `down` is
     the whole FFN. around: the linear part of a leaky ReLU's FFN. combine: a He & Hofmann layer as a map of
@@ -67,7 +67,6 @@ class Layer:
     key: Affine | None = None
     value: Affine | None = None
     qkv: Affine | None = None
-    qk: Affine | None = None
     last_query: Affine | None = None
     others: Affine | None = None
     inverse_temperature: Any = None
@@ -88,11 +87,10 @@ class Layer:
 
     def with_last_query_apart(self, width: int) -> Layer:
         """The last row's query apart from keys and values: a share step takes a matrix as the server put it."""
-        whole = self.qkv or self.qk
-        if whole is None:
+        if self.qkv is None:
             return self
-        query, others = whole.columns(0, width), whole.columns(width, None)
-        return replace(self, qkv=None, qk=None, last_query=query, others=others)
+        query, others = self.qkv.columns(0, width), self.qkv.columns(width, None)
+        return replace(self, qkv=None, last_query=query, others=others)
 
 
 @dataclass(frozen=True)

@@ -329,7 +329,7 @@ def _combined(layer: Layer, config: ModelConfig, ffn: _Ffn | None) -> Layer:
         qk = qk.after_norm(layer.ln_1)
         direct, mean = gain * direct, gain * mean
         values = Affine(gain * before, shift @ before)
-    return Layer(value=values, qk=qk, combine=Affine(torch.cat([direct, b, mean]), bias))
+    return Layer(value=values, qkv=qk, combine=Affine(torch.cat([direct, b, mean]), bias))
 
 
 def _gains_folded(layer: Layer, config: ModelConfig, basis: Tensor | None) -> tuple[Layer, Tensor]:

@@ -71,7 +71,7 @@ def ranges(model: GPT, program: str, prefix: list[int], settings: Settings) -> l
         if kind == "embedding_lookup":
             return arrays[0] @ arrays[1]
         result, found = watched(kind, arrays, constants)
-        for name, value in found:
+        for name, value in found.items():
             one = (value / most[name], name, value)
             largest[reached[-1], kind] = max(one, largest.get((reached[-1], kind), one))
         return result

@@ -210,14 +210,14 @@ def test_lattice_multiplication_has_a_smaller_range():
     for kind, most, lead, constants in (("lattice_linear", 2.0**14, (), {}), ("mix", 2.0**10, (1,), {"lattice": 1})):
         for share, right in ((0.99, True), (1.01, False)):
             _, seen = watched(kind, (jnp.full((*lead, 2, 2), share * most / 2), jnp.ones((*lead, 2, 2))), constants)
-            assert all(value < LIMITS[limit] for limit, value in seen) is right
+            assert all(value < LIMITS[limit] for limit, value in seen.items()) is right
 
 
 def test_dropped_results_of_scaled_rows_do_not_count():
     """Rows of 2^13 with factors of 2^-6 beside rows of 1 with factors of 1."""
     x, factors = jnp.tile(jnp.array([[8192.0], [1.0]]), (16, 8)), jnp.tile(jnp.array([2.0**-6, 1.0]), 16)
     _, seen = watched("scale_row_tiles", (x, factors), {"lattice": 1})
-    assert all(value < LIMITS[limit] for limit, value in seen)
+    assert all(value < LIMITS[limit] for limit, value in seen.items())
 
 
 def test_a_model_beyond_the_lattice_range_is_computed_within_spu():

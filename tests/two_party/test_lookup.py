@@ -64,7 +64,7 @@ def test_limb_arithmetic_is_that_of_integers(entry):
     table = table_of(45, 3)
     if entry is not None:
         table[:] = entry
-    made = lookup.Table.of(table, 18, SESSION, SMALL)
+    made = lookup.Table(table, 18, SESSION, SMALL)
     matrix = public_matrix(45, SMALL)
     assert (made.hint.astype(object) == (matrix.T @ integers(table)) * 2**11 % RING).all()
     message = np.random.default_rng(1).bytes(4 * 45 * 6)
@@ -129,7 +129,7 @@ def test_distributions_of_secrets_and_noise():
 def test_a_lookup_is_the_row_of_the_table():
     """At full degree, in integers: C - S H is 2^39 times the row plus small noise."""
     table, ids = table_of(LARGE, 8), np.array([0, 1, 2047, 2048, LARGE - 1])
-    made = lookup.Table.of(table, 18, SESSION)
+    made = lookup.Table(table, 18, SESSION)
     secrets, message = lookup.encrypt(ids, LARGE, SESSION)
     selected = made.select(np.frombuffer(message, np.uint8).reshape(len(ids), LARGE, 6))
     found = signed(selected.astype(object) - secrets.astype(object) @ made.hint.astype(object))
@@ -151,7 +151,7 @@ def test_tables_beyond_the_budget_are_refused():
     assert lookup.noise_of(large, 18) < lookup.NOISE_BUDGET < lookup.noise_of(many, 18)
     assert lookup.fits(np.float32([[7.5]])) and not lookup.fits(large) and not lookup.fits(many)
     with pytest.raises(ValueError, match="too large for a lookup"):
-        lookup.Table.of(large, 18, SESSION)
+        lookup.Table(large, 18, SESSION)
     lattice_table = STEPS["lattice_query"].prepare
     for hand in (StepContext(CLIENT, 18, "FM128"), StepContext(CLIENT, 16)):
         with pytest.raises(UserError, match="needs the ring FM64 and 18 fraction bits"):
@@ -168,7 +168,7 @@ def test_every_session_has_public_elements_of_its_own():
             assert prepare(client, None) is None
             table = prepare(server, table_of(45, 3))
         seeds.append(client.kept["lattice_query"])
-        assert table.hint.tobytes() == lookup.Table.of(table_of(45, 3), 18, seeds[-1]).hint.tobytes()
+        assert table.hint.tobytes() == lookup.Table(table_of(45, 3), 18, seeds[-1]).hint.tobytes()
     assert sent == seeds and seeds[0] != seeds[1] and {len(seed) for seed in seeds} == {lookup.SEED}
     one, other = (lookup.public_elements(seed, 2) for seed in seeds)
     assert (one != other).mean() > 0.999 and one.max() < 1 << 53
@@ -283,7 +283,7 @@ def test_the_transcript_has_no_token_no_row_and_no_repeated_query(looked_up):
         "ids": ids.astype("<i8").tobytes(),
     }
     weights = unprotected(*tables)
-    hint = lookup.Table.of(tables[0], 18, SESSION).hint
+    hint = lookup.Table(tables[0], 18, SESSION).hint
     for stream in (to_server, to_client):
         assert not [name for name, secret in ones.items() if secret in stream]
         assert occurrences(weights, stream) == 0

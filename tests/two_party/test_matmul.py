@@ -90,7 +90,7 @@ def test_a_packed_ciphertext_holds_the_wanted_coefficients_of_all():
     ]
     wanted = np.stack(whole).reshape(first.shape)
     second.reshape(16, 2, -1, 16)[..., 1:] = 7  # coefficients that do not matter
-    packed = public.pack(first, second)
+    packed = public.pack(np.stack([first, second]))
     for place in range(2):
         found = signed(packed[1][place] + product(packed[0][place], s))
         for c in range(16):

@@ -52,7 +52,7 @@ def exponential(x):
 
 def in_the_clear(cut, **values):
     """Run the parts of a plan by JAX alone."""
-    for part, unneeded in zip(cut.parts, cut.drop, strict=True):
+    for part, unneeded in cut:
         if isinstance(part, Segment):
             made = part.function(*(values[name] for name in part.inputs))
             made = made if isinstance(made, list | tuple) else [made]
@@ -74,7 +74,7 @@ def test_a_plan_computes_the_function_and_drops_unneeded_values():
 
     shape = jax.ShapeDtypeStruct((6,), np.float32)
     cut = plan(function, [shape, shape], ["x", "y"], ["a", "b"])
-    assert [type(part) for part in cut.parts] == [Segment, ShareStep, Segment, ShareStep, Segment]
+    assert [type(part) for part, _ in cut] == [Segment, ShareStep, Segment, ShareStep, Segment]
     x, y = np.linspace(-2, 3, 6, dtype=np.float32), np.full(6, 0.25, np.float32)
     values = in_the_clear(cut, x=x, y=y)
     for name, expected in zip("ab", function(x, y), strict=True):
@@ -93,7 +93,7 @@ def test_equal_segments_of_a_plan_have_one_function():
     shape = jax.ShapeDtypeStruct((3,), np.float32)
     inputs = ["x", "public", "w.0", "w.1", "w.2", "w.3"]
     cut = plan(function, [shape] * 6, inputs, ["y"], {"public"})
-    first, *later = (part for part in cut.parts if isinstance(part, Segment))
+    first, *later = (part for part, _ in cut if isinstance(part, Segment))
     assert first.inputs == ("x", "w.0") and all("public" in part.inputs for part in later)
     values = dict(zip(inputs, np.random.default_rng(0).uniform(-1, 1, (6, 3)).astype(np.float32), strict=True))
     np.testing.assert_allclose(in_the_clear(cut, **values)["y"], function(*values.values()), rtol=1e-5)

@@ -17,12 +17,11 @@ one-hot vectors and small noise, which reveals both tokens.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from functools import lru_cache
 
 import numpy as np
 
-from aero.two_party.lattice.polynomials import DEVIATION, gaussian, inverse_spectrum, spectrum, ternary, uniform
+from aero.two_party.lattice.polynomials import DEVIATION, gaussian, inverse_spectrum, limbs, spectrum, ternary, uniform
 
 DEGREE, MODULUS_BITS = 2048, 53
 """n and log2 q: 128 bits of security with uniform ternary secrets and noise of deviation 3.2 ("Security Guidelines
@@ -40,8 +39,7 @@ HINT_SLICE, TOKENS_AT_ONCE = 1024, 16
 LEAST_VOCABULARY = 2 * DEGREE
 """From here on multiplying by the hint, n entries deep, costs at most half of multiplying by the table, V deep."""
 NOISE_BUDGET = 4.0
-"""Largest allowed standard deviation of an entry's noise, in units of the fixed point's last bit. For comparison, the
-sum over slices of GPT-2's 50,257 entries has 5, from 50 truncations."""
+"""Largest allowed standard deviation of an entry's noise, in units of the fixed point's last bit."""
 SEED = 32
 _RING_BITS, _LIMB = 64, 24
 _AT_ONCE = 64
@@ -67,8 +65,8 @@ def encrypt(ids: np.ndarray, vocabulary: int, seed: bytes, degree: int = DEGREE)
     transforms = spectrum(secrets.astype(np.float64))
     query = np.empty((tokens, blocks * degree), np.uint64)
     # 27 bits times 2,048 ternary entries: far below what 53 bits of a float hold.
-    for block, limbs in enumerate(zip(*_limb_spectra(seed, blocks, degree, 27), strict=True)):
-        low, high = (inverse_spectrum(limb * transforms).astype(np.uint64) for limb in limbs)
+    for block, parts in enumerate(zip(*_limb_spectra(seed, blocks, degree, 27), strict=True)):
+        low, high = (inverse_spectrum(limb * transforms).astype(np.uint64) for limb in parts)
         query[:, block * degree : (block + 1) * degree] = low + (high << np.uint64(27))
     query = query[:, :vocabulary] + gaussian(tokens * vocabulary).reshape(tokens, vocabulary).astype(np.uint64)
     query[np.arange(tokens), ids] += np.uint64(1 << (SCALE_BITS - _RING_BITS + MODULUS_BITS))
@@ -94,28 +92,22 @@ def fits(table: np.ndarray, fraction_bits: int = 18) -> bool:
     return largest <= 0.99 * most and noise_of(table, fraction_bits) <= NOISE_BUDGET
 
 
-@dataclass(frozen=True)
 class Table:
     """The server's table D (V, d), and its hint (n, d): 2^11 (D^T A)^T modulo 2^64, as secret as the table."""
 
-    values: np.ndarray
-    hint: np.ndarray
-    fraction_bits: int
-
-    @classmethod
-    def of(cls, values: np.ndarray, fraction_bits: int, seed: bytes, degree: int = DEGREE) -> Table:
+    def __init__(self, values: np.ndarray, fraction_bits: int, seed: bytes, degree: int = DEGREE) -> None:
         """Computes the hint, which takes seconds. ValueError unless the table `fits`."""
         if not fits(values, fraction_bits):
             raise ValueError("the embedding is too large for a lookup; compute without it (tuned-lattice_lookup)")
         vocabulary, width = values.shape
         blocks = -(-vocabulary // degree)
-        hint = np.empty((degree, width), np.uint64)
+        self.values, self.fraction_bits, self.hint = values, fraction_bits, np.empty((degree, width), np.uint64)
         for low in range(0, width, _AT_ONCE):
             columns = _fixed(values[:, low : low + _AT_ONCE], fraction_bits)
             padded = np.zeros((columns.shape[1], blocks * degree), np.int64)
             padded[:, :vocabulary] = columns.T
-            hint[:, low : low + _AT_ONCE] = _times_public(padded.reshape(-1, blocks, degree), seed).T
-        return cls(values, hint << np.uint64(_RING_BITS - MODULUS_BITS), fraction_bits)
+            self.hint[:, low : low + _AT_ONCE] = _times_public(padded.reshape(-1, blocks, degree), seed).T
+        self.hint <<= np.uint64(_RING_BITS - MODULUS_BITS)
 
     def select(self, queries: np.ndarray) -> np.ndarray:
         """D^T b (T, d) modulo 2^64 for queries (T, V, 6) uint8, by exact float64 multiplication of limbs."""
@@ -143,10 +135,9 @@ def _times_public(columns: np.ndarray, seed: bytes) -> np.ndarray:
     A row of D^T A is sum_k D_k(X) a_k(1/X), whose spectrum is that of D_k times the conjugate of a_k's.
     """
     blocks, degree = columns.shape[1:]
-    low = ((columns + 1024) & 2047) - 1024
     found = np.zeros((len(columns), degree), np.uint64)
-    for shift, limb in ((0, low), (11, (columns - low) >> 11)):
-        transforms = spectrum(limb.astype(np.float64))
+    for shift, limb in zip((0, 11), limbs(columns, (11, 53)), strict=True):
+        transforms = spectrum(limb)
         for place, public in enumerate(_limb_spectra(seed, blocks, degree, 18)):
             product = inverse_spectrum(np.einsum("ckh,kh->ch", transforms, public.conj()))
             found += product.astype(np.uint64) << np.uint64(shift + 18 * place)

@@ -13,17 +13,14 @@ so that (X W)[i, v] is coefficient 16 (w i + v) of x w. Of the sum over blocks o
 is wanted. Packing combines 16 such ciphertexts into one by 4 automorphisms Y -> Y^(n / 2^l + 1), each of which doubles
 the wanted coefficients and cancels half of the others; that takes 15 key switchings.
 
-SPU runs the same protocol in RNS form at n = 8,192 and encodes the matrix anew every time, which is most of its time.
-Here q is a power of two like the ring of the shares, so nothing is rescaled; sums of polynomial products are matrix
+q is a power of two like the ring of the shares, so nothing is rescaled; sums of polynomial products are matrix
 multiplications of floats at the n / 2 complex roots (limbs of 21 and 22 bits, exact). The noise reaches the lowest bits
-of a result, which fixed point truncates; that allows n = 4,096. A result is scaled by 2^28 (`RESULT_BITS`) over fixed
-point, with the noise of `noise_of`.
+of a result, which fixed point truncates; that allows n = 4,096, where SPU has 8,192.
 
 If W is secret too, W = Y_0 + Y_1, each party multiplies its own shares, X_0 Y_0 or X_1 Y_1, and answers the other's
 query by its share Y_j. Shares are too large for q = 2^64, so they are cut into digits (`PairLayout`).
 
-docs/lattice.md argues what each party learns. The `a` half of an answer is a combination by W of the client's own
-public elements; the server adds a fresh encryption of zero to hide it.
+docs/lattice.md argues what each party learns.
 """
 
 from __future__ import annotations
@@ -65,10 +62,8 @@ WIDE, WIDE_OF_A_ROW = 16, 64
 """Most columns of W in a ciphertext, for several rows of X and for one row. More columns add noise to all of them."""
 FEW_TAPS = 256
 """Polynomials of W of at most so many coefficients are evaluated at the roots by a matrix, others by an FFT."""
-RESULT_BITS = 28
-"""A result is scaled by 2^28 over fixed point, modulo 2^64."""
-TRUNCATIONS = (16, 12)
-"""Their sum: SPU takes that away by public factors 2^-16 and 2^-12."""
+RESULT_BITS, TRUNCATIONS = 28, (16, 12)
+"""A result is scaled by 2^28 over fixed point, modulo 2^64. SPU removes that by public factors 2^-16 and 2^-12."""
 DIGITS, DIGIT_BITS = 3, 16
 """Gadget decomposition for key switching: the highest digits of an element; the rest is noise."""
 CUT_BITS = (16, 24)
@@ -93,16 +88,12 @@ MOST_SQUARES = 2048
 
 @dataclass(frozen=True)
 class Layout:
-    """How (rows, inner) times (inner, columns) is cut into ciphertexts.
-
-    Each of `groups` groups has up to `height` rows, `blocks` query ciphertexts and `packs` answers, each with PACKED x
-    `wide` columns.
-    """
+    """How (rows, inner) times (inner, columns) is cut: into groups of up to `height` rows, each with `blocks` query
+    ciphertexts and `packs` answers of PACKED x `wide` columns."""
 
     rows: int
     inner: int
     columns: int
-    degree: int = DEGREE
     cut: tuple[int, int] = CUT_BITS
 
     @cached_property
@@ -116,7 +107,7 @@ class Layout:
     @cached_property
     def wide(self) -> int:
         most = WIDE if self.height > 1 else WIDE_OF_A_ROW
-        return min(self.degree // (PACKED * self.height), -(-self.columns // PACKED), most)
+        return min(DEGREE // (PACKED * self.height), -(-self.columns // PACKED), most)
 
     @cached_property
     def blocks(self) -> int:
@@ -128,18 +119,16 @@ class Layout:
 
     @property
     def query_bytes(self) -> int:
-        """Length of a group's query message: a seed for the `a` halves, and the `b` halves."""
-        return SEED + 8 * self.blocks * self.degree
+        """A seed for the `a` halves, and the `b` halves."""
+        return SEED + 8 * self.blocks * DEGREE
 
     @property
     def answer_bytes(self) -> int:
-        """Length of a group's answer message."""
-        return self.packs * self.degree * sum((64 - cut) // 8 for cut in self.cut)
+        return self.packs * DEGREE * sum((64 - cut) // 8 for cut in self.cut)
 
-    def spans(self) -> Iterator[slice]:
+    def spans(self) -> list[slice]:
         """The rows of each group."""
-        for group in range(self.groups):
-            yield slice(group * self.height, min((group + 1) * self.height, self.rows))
+        return [slice(low, min(low + self.height, self.rows)) for low in range(0, self.rows, self.height)]
 
     def wanted(self, packed: np.ndarray, rows: int) -> np.ndarray:
         """Entries (rows, columns) from the coefficients of answers (packs, n)."""
@@ -153,7 +142,8 @@ def _power(level: int, degree: int) -> int:
 
 
 class SecretKey:
-    """A party's secret key for one session, and the public material for the other party."""
+    """A party's secret key for one session, and the `PublicMaterial` for the other party: a public key, and
+    key-switching keys for the automorphisms of the secret."""
 
     def __init__(self, degree: int = DEGREE) -> None:
         self._degree = degree
@@ -166,7 +156,6 @@ class SecretKey:
             for digit in range(DIGITS):
                 keys[1 + level * DIGITS + digit] += turned << np.uint64(64 - (DIGITS - digit) * DIGIT_BITS)
         self.public_material = seed + keys.astype("<u8").tobytes()
-        """`PublicMaterial.size` bytes: a public key, and key-switching keys for the automorphisms of the secret."""
 
     def _masks(self, elements: np.ndarray) -> np.ndarray:
         """The `b` halves e - a s (count, n) of fresh encryptions of zero with public elements a (count, n)."""
@@ -203,58 +192,44 @@ class PublicMaterial:
         seconds = np.frombuffer(message[SEED:], "<u8").reshape(keys, degree)
         firsts = uniform(message[:SEED], "keys", keys, degree)
         spectra = np.moveaxis(limb_spectra(np.stack([firsts, seconds], 1)), 0, 2)  # (keys, 2, 3, n/2)
-        self._zero = spectra[0]
+        self._zero = spectra[0].swapaxes(0, 1)[:, :, None]  # (3, 2, 1, n/2)
         self._change = spectra[1:].reshape(LEVELS, DIGITS, 6, degree // 2)
 
     @staticmethod
     def size(degree: int = DEGREE) -> int:
-        """Length of `SecretKey.public_material`."""
         return SEED + 8 * degree * (1 + LEVELS * DIGITS)
 
-    def encryptions_of_zero(self, count: int, degree: int) -> tuple[np.ndarray, np.ndarray]:
-        """(a, b), each (count, n), of fresh encryptions of zero under the public key."""
+    def encryptions_of_zero(self, count: int, degree: int) -> np.ndarray:
+        """Fresh encryptions of zero under the public key (2, count, n), which hide the `a` halves of answers."""
         small = spectrum(ternary(count * degree).reshape(count, degree).astype(np.float64))
-        fresh = []
-        for half in self._zero:
-            noise = gaussian(count * degree).reshape(count, degree).view(np.uint64)
-            fresh.append(times_small(half[:, None], small) + noise)
-        return fresh[0], fresh[1]
+        noise = gaussian(2 * count * degree).reshape(2, count, degree).view(np.uint64)
+        return times_small(self._zero, small) + noise
 
-    def apply_automorphism(self, level: int, first: np.ndarray, second: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        """The automorphism of `level` applied to ciphertexts (a, b), each (…, n), switched back to the secret key."""
-        degree = first.shape[-1]
-        power = _power(level, degree)
-        rest = automorphism(first, power).view(np.int64)
+    def apply_automorphism(self, level: int, pairs: np.ndarray) -> np.ndarray:
+        """The automorphism of `level` applied to ciphertexts (2, …, n), switched back to the secret key."""
+        turned = automorphism(pairs, _power(level, pairs.shape[-1]))
         # Rounded to the highest digits; the sum wraps as the ring does.
-        rest = (rest + (1 << (63 - DIGITS * DIGIT_BITS))) >> (64 - DIGITS * DIGIT_BITS)
-        digits = np.empty((*first.shape[:-1], DIGITS, degree))
-        for place in range(DIGITS - 1):
-            low = ((rest + (1 << (DIGIT_BITS - 1))) & ((1 << DIGIT_BITS) - 1)) - (1 << (DIGIT_BITS - 1))
-            digits[..., place, :] = low
-            rest = (rest - low) >> DIGIT_BITS
-        digits[..., DIGITS - 1, :] = rest
-        values, key = spectrum(digits), self._change[level]
+        rest = (turned[0].view(np.int64) + (1 << (63 - DIGITS * DIGIT_BITS))) >> (64 - DIGITS * DIGIT_BITS)
+        values, key = spectrum(np.stack(limbs(rest, (DIGIT_BITS,) * DIGITS), -2)), self._change[level]
         summed = sum(values[..., place, None, :] * key[place] for place in range(DIGITS))
-        parts = inverse_spectrum(summed).reshape(*first.shape[:-1], 2, 3, degree)
-        changed = from_limbs(np.moveaxis(parts, -2, 0))
-        return changed[..., 0, :], changed[..., 1, :] + automorphism(second, power)
+        parts = inverse_spectrum(summed).reshape(*rest.shape[:-1], 2, 3, -1)
+        changed = from_limbs(np.moveaxis(parts, (-2, -3), (0, 1)))
+        changed[1] += turned[1]
+        return changed
 
-    def pack(self, first: np.ndarray, second: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        """PACKED ciphertexts (a, b), each (PACKED, …, n), as one: its coefficient PACKED p + c is PACKED times
+    def pack(self, pairs: np.ndarray) -> np.ndarray:
+        """PACKED ciphertexts (2, PACKED, …, n) as one (2, …, n): its coefficient PACKED p + c is PACKED times
         coefficient PACKED p of the c-th. Only these coefficients of b matter."""
         for level in reversed(range(LEVELS)):
-            half = len(first) // 2
-            moved = times_monomial(first[half:], 1 << level), times_monomial(second[half:], 1 << level)
-            turned = self.apply_automorphism(level, first[:half] - moved[0], second[:half] - moved[1])
-            first, second = first[:half] + moved[0] + turned[0], second[:half] + moved[1] + turned[1]
-        return first[0], second[0]
+            low, high = np.split(pairs, 2, 1)
+            moved = times_monomial(high, 1 << level)
+            pairs = low + moved + self.apply_automorphism(level, low - moved)
+        return pairs[:, 0]
 
 
 def times(left: np.ndarray, matrix: np.ndarray, cut: Sequence[int] = LIMBS) -> np.ndarray:
-    """left (rows, k) uint64 times an integer matrix (k, m) modulo 2^64, by exact float64 multiplication of limbs.
-
-    cut: bits of the limbs. ValueError if a column of `matrix` is too large for exact sums.
-    """
+    """left (rows, k) uint64 times an integer matrix (k, m) modulo 2^64, by exact float64 multiplication of limbs of
+    `cut` bits. ValueError if a column of `matrix` is too large for exact sums."""
     if np.abs(matrix).sum(0, dtype=np.float64).max(initial=0.0) * 2.0 ** (max(cut) - 1) >= 2.0**53:
         raise ValueError("entries of the matrix are too large for exact multiplication in float64")
     right = matrix.astype(np.float64)
@@ -306,33 +281,28 @@ class Matrix:
 
     def answer(self, public: PublicMaterial, queries: list[bytes], layout: Layout) -> tuple[list[bytes], np.ndarray]:
         """The answer messages to the queries of all groups, and the server's share (rows, columns) of X_0 W."""
-        firsts, seconds = zip(*(self._read(query, layout) for query in queries), strict=True)
-        degree, groups = layout.degree, layout.groups
+        groups = layout.groups
+        firsts = np.concatenate([uniform(query[:SEED], "query", layout.blocks, DEGREE) for query in queries])
+        seconds = np.stack([np.frombuffer(query[SEED:], "<u8") for query in queries])
         # Multiplied by Y^(1 - PACKED) here, so that w(Y) has no negative powers: Y^(n - 15) = -Y^-15.
-        turned = np.negative(times_monomial(np.concatenate(firsts), degree - PACKED + 1))
+        turned = np.negative(times_monomial(firsts, DEGREE - PACKED + 1))
         spectra = limb_spectra(turned, self._cut).reshape(len(self._cut), groups, layout.blocks, -1)
         spectra = spectra.transpose(3, 2, 1, 0)
-        right = np.concatenate([spectra.real, spectra.imag], 2).reshape(degree // 2, layout.blocks, -1)
+        right = np.concatenate([spectra.real, spectra.imag], 2).reshape(DEGREE // 2, layout.blocks, -1)
         scalars = self._scalars(seconds, layout)
-        masks = np.frombuffer(os.urandom(8 * groups * layout.packs * degree), np.uint64)
-        masks = masks.reshape(groups, layout.packs, degree)
-        answered = np.empty((2, groups, layout.packs, degree), np.uint64)
-        for pack, tap in enumerate(self._taps(layout)):
-            values = _values(tap, degree).reshape(degree // 2, 2 * PACKED, layout.blocks) @ right
-            values = values.reshape(degree // 2, 2, PACKED, 2, groups, -1)
+        masks = np.frombuffer(os.urandom(8 * groups * layout.packs * DEGREE), np.uint64).reshape(groups, -1, DEGREE)
+        answered = np.empty((2, groups, layout.packs, DEGREE), np.uint64)
+        for pack, weights in enumerate(self._padded(layout)[:, ::-1].transpose(2, 4, 1, 3, 0)):
+            taps = weights.reshape(PACKED * layout.wide, -1).astype(np.float64)  # coefficients of Y^15 w(Y)
+            values = _values(taps).reshape(DEGREE // 2, 2 * PACKED, layout.blocks) @ right
+            values = values.reshape(DEGREE // 2, 2, PACKED, 2, groups, -1)
             real, imaginary = values[:, 0, :, 0] - values[:, 1, :, 1], values[:, 0, :, 1] + values[:, 1, :, 0]
             parts = inverse_spectrum((real + 1j * imaginary).transpose(3, 1, 2, 0))
-            first, second = public.pack(from_limbs(parts, self._cut), scalars[pack])
-            zero = public.encryptions_of_zero(groups, degree)
-            answered[0, :, pack] = first + zero[0]
-            answered[1, :, pack] = second + zero[1] - masks[:, pack]
+            packed = public.pack(np.stack([from_limbs(parts, self._cut), scalars[pack]]))
+            answered[:, :, pack] = packed + public.encryptions_of_zero(groups, DEGREE)
+        answered[1] -= masks
         shares = [layout.wanted(mask, span.stop - span.start) for mask, span in zip(masks, layout.spans(), strict=True)]
         return [_sent(answered[:, group], layout.cut) for group in range(groups)], np.concatenate(shares)
-
-    def _read(self, query: bytes, layout: Layout) -> tuple[np.ndarray, np.ndarray]:
-        """(a, b), each (blocks, n), of a group's query."""
-        seconds = np.frombuffer(query[SEED:], "<u8").reshape(layout.blocks, layout.degree)
-        return uniform(query[:SEED], "query", layout.blocks, layout.degree), seconds
 
     def _padded(self, layout: Layout) -> np.ndarray:
         """W as (blocks, PACKED, packs, PACKED, wide), zero-padded."""
@@ -341,16 +311,10 @@ class Matrix:
         padded[: layout.inner, : layout.columns] = self._integers
         return padded.reshape(layout.blocks, PACKED, layout.packs, PACKED, layout.wide)
 
-    def _taps(self, layout: Layout) -> Iterator[np.ndarray]:
-        """For each pack the coefficients of Y^15 w(Y), (PACKED x wide, PACKED x blocks)."""
-        padded = self._padded(layout)[:, ::-1].transpose(2, 4, 1, 3, 0)
-        for pack in padded:
-            yield pack.reshape(PACKED * layout.wide, PACKED * layout.blocks).astype(np.float64)
-
-    def _scalars(self, seconds: tuple[np.ndarray, ...], layout: Layout) -> np.ndarray:
+    def _scalars(self, seconds: np.ndarray, layout: Layout) -> np.ndarray:
         """The `b` halves of the sums, (packs, PACKED, groups, n): the coefficients 16 p that hold entries, or 0."""
-        padded, places, used = self._padded(layout), layout.degree // PACKED, layout.height * layout.wide
-        left = np.stack(seconds).reshape(layout.groups, layout.blocks, places, PACKED).transpose(0, 1, 3, 2)
+        padded, places, used = self._padded(layout), DEGREE // PACKED, layout.height * layout.wide
+        left = seconds.reshape(layout.groups, layout.blocks, places, PACKED).transpose(0, 1, 3, 2)
         left = left.reshape(layout.groups, layout.blocks * PACKED, places)
         summed = np.zeros((layout.groups * used, layout.packs * PACKED), np.uint64)
         for column in range(layout.wide):
@@ -359,7 +323,7 @@ class Matrix:
             summed += times(moved, padded[..., column].reshape(layout.blocks * PACKED, -1), self._cut)
         whole = np.zeros((layout.packs, PACKED, layout.groups, places, PACKED), np.uint64)
         whole[..., :used, 0] = summed.reshape(layout.groups, used, layout.packs, PACKED).transpose(2, 3, 0, 1)
-        return whole.reshape(layout.packs, PACKED, layout.groups, layout.degree)
+        return whole.reshape(layout.packs, PACKED, layout.groups, DEGREE)
 
 
 @dataclass(frozen=True)
@@ -386,7 +350,7 @@ class PairLayout(Layout):
 
     @property
     def noise(self) -> float:
-        """As `noise_of`, for entries that are uniform."""
+        """As `noise_of`, for uniform entries."""
         met = 2.0**self.digit_bits * (self.inner * self.wide / 12) ** 0.5
         return _noise(met, self.cut) * 2.0 ** -sum(PAIR_TRUNCATIONS)
 
@@ -403,8 +367,7 @@ class PairLayout(Layout):
 
 @dataclass(frozen=True)
 class HintLayout(PairLayout):
-    """The `PairLayout` of S H, of the client's secrets S (rows, k) and the server's hint H (k, columns) of
-    `aero.two_party.lattice.lookup`.
+    """The `PairLayout` of S H, of the client's secrets S (rows, k) and the server's hint H (k, columns) of `lookup`.
 
     Only the highest 32 bits of an entry of H are used. The others change a result by about 0.1 of the fixed point's
     last bit, because a looked-up row is scaled by 2^39.
@@ -435,7 +398,6 @@ class SquaresLayout(PairLayout):
     """
 
     digits: int = 3
-
     digit_bits = 20
 
     @classmethod
@@ -456,28 +418,23 @@ class ShareMatrix(Matrix):
 
     def __init__(self, share: np.ndarray, layout: PairLayout) -> None:
         self._cut = LIMBS if layout.digit_bits <= 17 else FINE_LIMBS
-        rest, digits, half = share.view(np.int64), [], 1 << (layout.digit_bits - 1)
-        for _ in range(layout.digits):
-            digits.append(((rest + half) & (2 * half - 1)) - half)
-            rest = (rest - digits[-1]) >> layout.digit_bits
+        *digits, _ = limbs(share, (layout.digit_bits,) * (layout.digits + 1))
         self._integers = np.concatenate(digits).astype(np.int32)
 
 
-def _values(taps: np.ndarray, degree: int) -> np.ndarray:
+def _values(taps: np.ndarray) -> np.ndarray:
     """Values (n/2, 2, count), real and imaginary, at the roots of Y^n + 1 of polynomials (coefficients, count)."""
     if len(taps) <= FEW_TAPS:
-        return (_roots(len(taps), degree) @ taps).reshape(degree // 2, 2, -1)
-    padded = np.zeros((taps.shape[1], degree))
-    padded[:, : len(taps)] = taps.T
-    values = spectrum(padded).T
+        return (_roots(len(taps)) @ taps).reshape(DEGREE // 2, 2, -1)
+    values = spectrum(np.pad(taps.T, ((0, 0), (0, DEGREE - len(taps))))).T
     return np.stack([values.real, values.imag], 1)
 
 
 @cache
-def _roots(powers: int, degree: int) -> np.ndarray:
+def _roots(powers: int) -> np.ndarray:
     """Real and imaginary parts (n, powers), alternating, of the first powers of the roots of Y^n + 1."""
-    values = spectrum(np.eye(powers, degree)).T
-    return np.ascontiguousarray(np.stack([values.real, values.imag], 1).reshape(degree, powers))
+    values = spectrum(np.eye(powers, DEGREE)).T
+    return np.ascontiguousarray(np.stack([values.real, values.imag], 1).reshape(DEGREE, powers))
 
 
 def _sent(halves: np.ndarray, cuts: Sequence[int]) -> bytes:
@@ -494,8 +451,8 @@ def _unpacked(answer: bytes, layout: Layout) -> Iterator[np.ndarray]:
     at = 0
     for cut in layout.cut:
         width = 8 - cut // 8
-        size = layout.packs * layout.degree * width
-        half = np.zeros((layout.packs, layout.degree, 8), np.uint8)
+        size = layout.packs * DEGREE * width
+        half = np.zeros((layout.packs, DEGREE, 8), np.uint8)
         half[..., cut // 8 :] = np.frombuffer(answer[at : at + size], np.uint8).reshape(*half.shape[:2], width)
         yield half.view("<u8")[..., 0]
         at += size

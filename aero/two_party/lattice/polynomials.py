@@ -7,6 +7,7 @@ results are integers; a result too far from an integer is an ArithmeticError.
 from __future__ import annotations
 
 import hashlib
+import itertools
 import os
 from collections.abc import Sequence
 from decimal import Decimal, localcontext
@@ -81,21 +82,13 @@ def times_monomial(elements: np.ndarray, by: int) -> np.ndarray:
     return out
 
 
-@cache
-def _places(degree: int, power: int) -> tuple[np.ndarray, np.ndarray]:
-    """For each coefficient of p(X^power), its index in p and whether its sign changes."""
-    exponents = np.arange(degree) * power % (2 * degree)
-    source, negative = np.empty(degree, np.intp), np.empty(degree, bool)
-    source[exponents % degree] = np.arange(degree)
-    negative[exponents % degree] = exponents >= degree
-    return source, negative
-
-
 def automorphism(elements: np.ndarray, power: int) -> np.ndarray:
     """The automorphism X -> X^power, power odd, of elements (…, n)."""
-    source, negative = _places(elements.shape[-1], power)
-    out = elements[..., source]
-    return np.where(negative, np.negative(out), out)
+    n = elements.shape[-1]
+    exponents = np.arange(n) * power % (2 * n)
+    out = np.empty_like(elements)
+    out[..., exponents % n] = np.where(exponents < n, elements, np.negative(elements))
+    return out
 
 
 def uniform(seed: bytes, what: str, count: int, degree: int) -> np.ndarray:
@@ -123,10 +116,8 @@ def gaussian_thresholds() -> tuple[int, np.ndarray]:
     with localcontext() as context:
         context.prec = 50
         weights = [(-(Decimal(k) ** 2) / (2 * Decimal(DEVIATION) ** 2)).exp() for k in range(-most, most + 1)]
-        whole, below, thresholds = sum(weights), Decimal(0), []
-        for weight in weights[:-1]:
-            below += weight
-            thresholds.append(int(below / whole * 2**64))
+        whole = sum(weights)
+        thresholds = [int(below / whole * 2**64) for below in itertools.accumulate(weights[:-1])]
     return most, np.array(thresholds, np.uint64)
 
 

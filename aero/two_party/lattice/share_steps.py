@@ -29,6 +29,8 @@ with two thirds of the bytes. k is a setting of an SPU runtime, so this step has
 
 from __future__ import annotations
 
+import io
+import itertools
 import os
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
@@ -127,9 +129,9 @@ def lattice_query(one_hot: Array, table: Array) -> tuple[Array, Array, Array]:
 
 
 def _lattice_query_in_the_clear(one_hot: Array, table: Array) -> tuple[Array, Array, Array]:
-    tokens, width = one_hot.shape[0], table.shape[1]
-    zeros = (jnp.zeros(shape, np.int32) for shape in ((tokens, lookup.DEGREE), (lookup.DEGREE, width)))
-    return *zeros, 2.0**lookup.SCALE_BITS * (one_hot @ table)
+    secrets = jnp.zeros((one_hot.shape[0], lookup.DEGREE), np.int32)
+    hint = jnp.zeros((lookup.DEGREE, table.shape[1]), np.int32)
+    return secrets, hint, 2.0**lookup.SCALE_BITS * (one_hot @ table)
 
 
 def _lattice_table(party: StepContext, table: np.ndarray | None) -> lookup.Table | None:
@@ -139,12 +141,13 @@ def _lattice_table(party: StepContext, table: np.ndarray | None) -> lookup.Table
             f"a lattice lookup needs the ring FM64 and 18 fraction bits or more, not {party.ring} and "
             f"{party.fraction_bits}; compute without it (program tuned-lattice_lookup)"
         )
-    name = "lattice_query"
-    if name not in party.kept:
-        party.kept[name] = os.urandom(lookup.SEED) if party.rank == CLIENT else party.receive(lookup.SEED)
+    if "lattice_query" not in party.kept:
         if party.rank == CLIENT:
-            party.send(party.kept[name])
-    return None if table is None else lookup.Table.of(table, party.fraction_bits, party.kept[name])
+            party.send(seed := os.urandom(lookup.SEED))
+        else:
+            seed = party.receive(lookup.SEED)
+        party.kept["lattice_query"] = seed
+    return None if table is None else lookup.Table(table, party.fraction_bits, party.kept["lattice_query"])
 
 
 def _lattice_query_of_a_party(
@@ -152,10 +155,9 @@ def _lattice_query_of_a_party(
 ) -> tuple[np.ndarray, ...]:
     """The client sends its queries, TOKENS_AT_ONCE at a time, and the server selects."""
     (tokens, vocabulary), (_, width) = shapes
-    secrets, hint = np.zeros((tokens, lookup.DEGREE), np.uint64), np.zeros((lookup.DEGREE, width), np.uint64)
-    selected = np.zeros((tokens, width), np.uint64)
-    at_once = lookup.TOKENS_AT_ONCE
-    spans = [slice(low, min(low + at_once, tokens)) for low in range(0, tokens, at_once)]
+    sizes = (tokens, lookup.DEGREE), (lookup.DEGREE, width), (tokens, width)
+    secrets, hint, selected = (np.zeros(size, np.uint64) for size in sizes)
+    spans = [slice(low, low + lookup.TOKENS_AT_ONCE) for low in range(0, tokens, lookup.TOKENS_AT_ONCE)]
     if party.rank == CLIENT:
         ids = one_hot.argmax(1)
         for span in spans:
@@ -166,10 +168,9 @@ def _lattice_query_of_a_party(
         hint = table.hint
         queries = np.empty((tokens, vocabulary, lookup.SENT_BITS // 8), np.uint8)
         for span in spans:
-            message = party.receive(queries[span].size)
-            queries[span] = np.frombuffer(message, np.uint8).reshape(queries[span].shape)
+            queries[span].flat = np.frombuffer(party.receive(queries[span].size), np.uint8)
         selected = table.select(queries)
-    return secrets.ravel(), hint.ravel(), selected.ravel()
+    return secrets, hint, selected
 
 
 def lattice_rows(one_hot: Array, table: Array) -> Array:
@@ -184,7 +185,6 @@ def _lattice_rows_of_a_party(
     secrets, hint, selected = _lattice_query_of_a_party(party, one_hot, table, shapes)
     tokens, width = shapes[0][0], shapes[1][1]
     layout, keys = matmul.HintLayout.of(tokens, lookup.DEGREE, width), _product_keys(party)
-    secrets, hint = secrets.reshape(tokens, -1), hint.reshape(-1, width)
     if party.rank == CLIENT:
         return (selected - _of_client(party, layout, keys, lambda span: layout.encrypt(keys, secrets[span])),)
     return (selected - _of_server(party, layout, keys, layout.matrix(hint)),)
@@ -208,23 +208,23 @@ def _lattice_matrix(party: StepContext, matrix: np.ndarray | None) -> matmul.Mat
 def _lattice_product_of_a_share(
     party: StepContext, share: np.ndarray, matrix: matmul.Matrix | None, shapes: Sequence[Shape]
 ) -> tuple[np.ndarray, ...]:
-    (rows, inner), (_, columns) = shapes
-    layout, own, keys = matmul.Layout(rows, inner, columns), share.reshape(rows, inner), _product_keys(party)
+    layout, keys = matmul.Layout(*share.shape, shapes[1][1]), _product_keys(party)
     if party.rank == CLIENT:
         bits = matmul.RESULT_BITS - party.fraction_bits
-        return (_of_client(party, layout, keys, lambda span: keys.encrypt(own[span], layout, bits)),)
-    return (matrix.times_own(own).ravel() + _of_server(party, layout, keys, matrix),)
+        return (_of_client(party, layout, keys, lambda span: keys.encrypt(share[span], layout, bits)),)
+    return (matrix.times_own(share) + _of_server(party, layout, keys, matrix),)
 
 
 def _product_keys(party: StepContext) -> Any:
     """The client's `SecretKey`, and at the server its `PublicMaterial`, sent in the first such step of a session."""
-    name = "lattice_product"
-    if name not in party.kept:
-        own = matmul.SecretKey() if party.rank == CLIENT else None
-        if own:
+    if "lattice_product" not in party.kept:
+        if party.rank == CLIENT:
+            party.kept["lattice_product"] = own = matmul.SecretKey()
             party.send(own.public_material)
-        party.kept[name] = own or matmul.PublicMaterial(party.receive(matmul.PublicMaterial.size()))
-    return party.kept[name]
+        else:
+            message = party.receive(matmul.PublicMaterial.size())
+            party.kept["lattice_product"] = matmul.PublicMaterial(message)
+    return party.kept["lattice_product"]
 
 
 def _of_client(
@@ -236,7 +236,7 @@ def _of_client(
     found = [
         secret.decrypt(party.receive(layout.answer_bytes), layout, span.stop - span.start) for span in layout.spans()
     ]
-    return np.concatenate(found).ravel()
+    return np.concatenate(found)
 
 
 def _of_server(
@@ -247,7 +247,7 @@ def _of_server(
     answers, masked = matrix.answer(public, queries, layout)
     for answer in answers:
         party.send(answer)
-    return masked.ravel()
+    return masked
 
 
 def shared_product(x: Array, y: Array) -> Array:
@@ -262,37 +262,33 @@ def _pair_keys(party: StepContext) -> tuple[matmul.SecretKey, matmul.PublicMater
             f"lattice multiplication of two secrets needs the ring FM64 and {matmul.PAIR_FRACTION_BITS} fraction bits, "
             f"not {party.ring} and {party.fraction_bits}; use a program without lattice_attention and lattice_rest"
         )
-    name = "shared_product"
-    if name not in party.kept:
+    if "shared_product" not in party.kept:
         own = matmul.SecretKey()
         party.send(own.public_material)
-        party.kept[name] = own, matmul.PublicMaterial(party.receive(matmul.PublicMaterial.size()))
-    return party.kept[name]
+        party.kept["shared_product"] = own, matmul.PublicMaterial(party.receive(matmul.PublicMaterial.size()))
+    return party.kept["shared_product"]
 
 
-def _shared_product_of_shares(
-    party: StepContext, x: np.ndarray, y: np.ndarray, shapes: Sequence[Shape]
-) -> tuple[np.ndarray, ...]:
+def _shared_product_of_shares(party: StepContext, x: np.ndarray, y: np.ndarray) -> tuple[np.ndarray, ...]:
     """Each party multiplies its shares, and sends its share of x, encrypted, for the other to multiply by its of y."""
-    (heads, rows, inner), (*_, columns) = shapes
-    x, y, (secret, public) = x.reshape(shapes[0]), y.reshape(shapes[1]), _pair_keys(party)
-    layout = matmul.PairLayout.of(rows, inner, columns)
-    spans = list(layout.spans())
+    (secret, public), heads = _pair_keys(party), len(x)
+    layout = matmul.PairLayout.of(*x.shape[1:], y.shape[2])
+    spans = layout.spans()
     party.send(b"".join(layout.encrypt(secret, head[span]) for head in x for span in spans))
     found = (x @ y) << np.uint64(layout.scale_bits)
-    queries = _pieces(party.receive(heads * layout.groups * layout.query_bytes), layout.query_bytes)
+    queries = io.BytesIO(party.receive(heads * layout.groups * layout.query_bytes))
     answers: list[bytes] = []
     for head in range(heads):
-        asked = queries[head * layout.groups : (head + 1) * layout.groups]
+        asked = [queries.read(layout.query_bytes) for _ in spans]
         answered, masked = matmul.ShareMatrix(y[head], layout).answer(public, asked, layout)
         answers += answered
         found[head] += masked
     party.send(b"".join(answers))
-    answers = _pieces(party.receive(heads * layout.groups * layout.answer_bytes), layout.answer_bytes)
-    for index, answer in enumerate(answers):
-        span = spans[index % layout.groups]
-        found[index // layout.groups, span] += secret.decrypt(answer, layout, span.stop - span.start)
-    return (found.ravel(),)
+    received = io.BytesIO(party.receive(heads * layout.groups * layout.answer_bytes))
+    for head, span in itertools.product(range(heads), spans):
+        answer = received.read(layout.answer_bytes)
+        found[head, span] += secret.decrypt(answer, layout, span.stop - span.start)
+    return (found,)
 
 
 def row_squares(x: Array) -> Array:
@@ -305,20 +301,15 @@ def _row_squares_in_the_clear(x: Array) -> tuple[Array]:
     return (2.0 ** sum(matmul.PAIR_TRUNCATIONS) * jnp.sum(x * x, 1) / 2 ** matmul.log2_from(x.shape[1]),)
 
 
-def _row_squares_of_shares(party: StepContext, x: np.ndarray, shapes: Sequence[Shape]) -> tuple[np.ndarray, ...]:
+def _row_squares_of_shares(party: StepContext, x: np.ndarray) -> tuple[np.ndarray, ...]:
     """The squares of X_0 + X_1 are those of each party's own share, and 2 X_0 X_1, for which the client queries."""
-    x, (secret, public) = x.reshape(shapes[0]), _pair_keys(party)
-    layout = matmul.SquaresLayout.of(*x.shape)
+    (secret, public), layout = _pair_keys(party), matmul.SquaresLayout.of(*x.shape)
     own = (x * x).sum(1) << np.uint64(layout.scale_bits - 1)
     if party.rank == CLIENT:
         rest = _of_client(party, layout, secret, lambda span: layout.encrypt(secret, x[span]))
     else:
         rest = _of_server(party, layout, public, matmul.ShareMatrix(x.T, layout))
-    return (own + rest.reshape(len(x), -1).diagonal(),)
-
-
-def _pieces(message: bytes, size: int) -> list[bytes]:
-    return [message[low : low + size] for low in range(0, len(message), size)]
+    return (own + rest.diagonal(),)
 
 
 def unmasked(masked: Array, product: Array) -> Array:
@@ -351,10 +342,9 @@ def by_exponential(x: Array) -> Array:
 class Step:
     """A step on shares: its function in the clear, what a party computes, and the owner, or None, of each result.
 
-    of_shares: from the party's context and its share of every input as ring elements (n,), its share of every result.
+    of_shares: from the party's context and its share of every input as ring elements, its share of every result.
     prepare: for steps whose last input is the server's own: preprocesses it once (None at the client), and may exchange
-    a few bytes, which no profile counts; `of_shares` then takes that value. shaped: `of_shares` takes the shapes of all
-    inputs last.
+    a few bytes, which no profile counts; `of_shares` then takes that value, and the shapes of all inputs.
     in_the_clear: with `prepare`; the other inputs are some party's own too, and are passed in the clear.
     """
 
@@ -362,7 +352,6 @@ class Step:
     of_shares: Callable[..., tuple[np.ndarray, ...]]
     owners: tuple[int | None, ...] = (None,)
     prepare: Callable[[StepContext, np.ndarray | None], Any] | None = None
-    shaped: bool = False
     in_the_clear: bool = False
 
 
@@ -378,29 +367,26 @@ STEPS = {
         _lattice_query_of_a_party,
         (CLIENT, SERVER, None),
         _lattice_table,
-        shaped=True,
         in_the_clear=True,
     ),
     "lattice_rows": Step(
         lambda one_hot, table: (2.0**lookup.SCALE_BITS * (one_hot @ table),),
         _lattice_rows_of_a_party,
         prepare=_lattice_table,
-        shaped=True,
         in_the_clear=True,
     ),
     "lattice_product": Step(
         lambda x, matrix: (2.0**matmul.RESULT_BITS * (x @ matrix),),
         _lattice_product_of_a_share,
         prepare=_lattice_matrix,
-        shaped=True,
     ),
-    "shared_product": Step(
-        lambda x, y: (2.0 ** sum(matmul.PAIR_TRUNCATIONS) * (x @ y),), _shared_product_of_shares, shaped=True
-    ),
-    "row_squares": Step(_row_squares_in_the_clear, _row_squares_of_shares, shaped=True),
+    "shared_product": Step(lambda x, y: (2.0 ** sum(matmul.PAIR_TRUNCATIONS) * (x @ y),), _shared_product_of_shares),
+    "row_squares": Step(_row_squares_in_the_clear, _row_squares_of_shares),
     "unmasked": Step(lambda masked, product: (masked,), lambda party, masked, product: (masked - product,)),
-    "negative": Step(lambda x: (x < 0.0,), lambda party, share: (party.narrow_sign(share & np.uint64(0xFFFFFFFF)),)),
-    "square": Step(lambda x: (x * x,), lambda party, share: (party.squared(share),)),
+    "negative": Step(
+        lambda x: (x < 0.0,), lambda party, share: (party.narrow_sign(share.ravel() & np.uint64(0xFFFFFFFF)),)
+    ),
+    "square": Step(lambda x: (x * x,), lambda party, share: (party.squared(share.ravel()),)),
     "apart": Step(lambda x: (x,), lambda party, share: (share,)),
 }
 

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import itertools
 import math
-from functools import cache
 
 import jax.numpy as jnp
 import numpy as np
@@ -25,8 +24,7 @@ RECIPROCAL_ROOT_ERROR = 1.2e-4
 
 
 def node_widths(entries: int, wide: int) -> list[int]:
-    """Entries of the nodes of each level of `wide_maximum`: as few levels as nodes of `wide` allow, the narrow nodes
-    first, where entries are many."""
+    """Entries of a node at each level of `wide_maximum`: as few levels as `wide` allows, narrow nodes first."""
     widths = []
     while entries > 1:
         above = wide ** (math.ceil(round(math.log(entries, wide), 9)) - 1)
@@ -38,8 +36,7 @@ def node_widths(entries: int, wide: int) -> list[int]:
 def wide_maximum(x: Array, wide: int, narrow: bool) -> Array:
     """Maxima over the last axis of x as a tree of nodes of up to `wide` entries.
 
-    All pairs of a node are compared at once; then its largest entry is selected. With pairs alone, a tree has more
-    levels. Of equal entries the first is selected.
+    All pairs of a node are compared at once; then its largest entry is selected, of equal ones the first.
     """
     for width in node_widths(x.shape[-1], wide):
         missing = -x.shape[-1] % width
@@ -74,8 +71,8 @@ def reciprocal(x: Array, most: float) -> Array:
     Public thresholds, all compared at once, give w = s y near s / x for one of a few y. With E = s - x w = s (1 - x y),
     w (s + E) (s^2 (1 - e^2) + E^2) is the minimax cubic in 1 - x y, which is at most e in size.
     """
-    edges = _buckets(most)[0]
-    return _inverted(x, negative(x - _first_axis(edges, x.ndim)), _buckets(most))
+    buckets = _buckets(most)
+    return _inverted(x, negative(x - _first_axis(buckets[0], x.ndim)), buckets)
 
 
 def checked_reciprocal(x: Array, least: float, most: float) -> tuple[Array, Array]:
@@ -123,7 +120,6 @@ def _borders(least: float, most: float, bucket: float = BUCKET) -> tuple[np.ndar
     return borders, float((ratio - 1) / (ratio + 1))
 
 
-@cache
 def _buckets(most: float, least: float = LEAST, bucket: float = BUCKET) -> tuple[np.ndarray, np.ndarray, float, float]:
     """Inner edges (m,) of the buckets of [least, most], starts w (m + 1,), e and s of `reciprocal`."""
     borders, spread = _borders(least, most, bucket)
@@ -154,7 +150,6 @@ def reciprocal_root(x: Array, least: float, factor: float = 1.0) -> Array:
     return root * (moved * moved + (c0 / c2 - shift * shift))
 
 
-@cache
 def _root_buckets(least: float, factor: float) -> tuple[np.ndarray, np.ndarray, np.ndarray, tuple[float, ...]]:
     """Inner edges (m,), w (m + 1,), factor c_2 sqrt(w) (m + 1,), and c of `reciprocal_root`."""
     borders, spread = _borders(least, LARGEST)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from statistics import fmean
 from typing import Any
 
@@ -27,7 +28,6 @@ from aero.two_party.runtime.settings import CLIENT, FIELD_BITS, NARROW_FIELD, SE
 
 FEW_BYTES = 8_000_000
 """Below this, a refill of oblivious transfers (0.3 to 1.2 MB) is a large part of an operation's bytes."""
-OF_64_BITS = UNREVIEWED - {"lattice_lookup"}
 
 
 @dataclass(frozen=True)
@@ -88,15 +88,16 @@ class PublicModel:
 
 def check_ring(field: str, fraction_bits: int, program: str) -> None:
     """TwoPartyError for a program that cannot be computed in the ring `field`, ValueError for an unknown program."""
+    optimizations, _ = parse_program(program)
     if field == "FM32":
         raise TwoPartyError("SPU cannot divide in the ring FM32, and every softmax divides; use FM64")
-    if field != "FM64" and OF_64_BITS & parse_program(program)[0]:
+    if field != "FM64" and optimizations & (UNREVIEWED - {"lattice_lookup"}):
         raise TwoPartyError(
             f"program {program} computes on shares of 64 bits at most, not on {field}; use FM64, or as_written"
         )
     # Masked entries are compared too, and must stay away from the ring's end.
     holds = 2.0 ** (FIELD_BITS[NARROW_FIELD] - 1 - fraction_bits)
-    if "narrow_comparisons" in parse_program(program)[0] and holds <= -2 * MASKED:
+    if "narrow_comparisons" in optimizations and holds <= -2 * MASKED:
         raise TwoPartyError(
             f"program {program} compares in 32 bits, which are too few with {fraction_bits} fraction bits; use fewer, "
             "or a program without narrow_comparisons"
@@ -138,8 +139,7 @@ def forward_task(party: Party, given: dict[str, Any]) -> dict[str, Any]:
 
     given: "model", "tokens" of a prompt and number of "prompts" (both parties), "weights" (server), "ids" (N, T)
     (client); optionally "operations" to run alone "runs" times (three times as often below FEW_BYTES, unless runs is
-    1). Their mean bytes in both directions are returned as "alone". "warm_up": False leaves out the keys' own runs, so
-    that the first pass pays for them.
+    1): "alone" has their mean bytes in both directions. "warm_up": False lets the first pass pay for the keys.
     """
     model: PublicModel = given["model"]
     if given.get("warm_up", True):
@@ -154,21 +154,17 @@ def forward_task(party: Party, given: dict[str, Any]) -> dict[str, Any]:
         logits.append(reveal_logits(party))
     alone: dict[Operation, float] = {}
     for operation in given.get("operations", ()):
-        placed, alone_function = place(party, operation), operation.function()
-        profiles_alone = [party.run(alone_function, placed, ["y"]) for _ in range(given["runs"])]
+        run, runs = partial(party.run, operation.function(), place(party, operation), ["y"]), given["runs"]
+        sizes = [run().bytes for _ in range(runs)]
         # Refills of oblivious transfers and of Beaver triples fall into some runs only: a mean shows their share.
-        if given["runs"] > 1 and profiles_alone[0].bytes < FEW_BYTES:
-            profiles_alone += [party.run(alone_function, placed, ["y"]) for _ in range(2 * given["runs"])]
-        alone[operation] = fmean(profile.bytes for profile in profiles_alone)
+        if runs > 1 and sizes[0] < FEW_BYTES:
+            sizes += [run().bytes for _ in range(2 * runs)]
+        alone[operation] = fmean(sizes)
     return {"profiles": profiles, "logits": logits, "alone": alone}
 
 
 def ask(
-    model: GPT,
-    prompts: np.ndarray,
-    program: str = "tuned",
-    settings: Settings | None = None,
-    operation_runs: int = 0,
+    model: GPT, prompts: np.ndarray, program: str = "tuned", settings: Settings | None = None, operation_runs: int = 0
 ) -> tuple[list[Answer], dict[Operation, float]]:
     """Answer `prompts` (N, T), token ids, privately: two processes, the model in one, the prompts in the other.
 
@@ -188,24 +184,13 @@ def ask(
     counts = operations(model.architecture, config, program, prompts.shape[1]) if operation_runs else {}
     common = {"model": public, "tokens": prompts.shape[1], "prompts": len(prompts)}
     common |= {"operations": sorted(counts), "runs": operation_runs}
-    client, server = run_parties(
-        forward_task,
-        common | {"ids": prompts},
-        common | {"weights": weight_arrays(model, program)},
-        settings,
-    )
+    own = common | {"ids": prompts}, common | {"weights": weight_arrays(model, program)}
+    client, server = run_parties(forward_task, *own, settings)
     if any(value is not None for value in server["logits"]):
         raise AssertionError("the server learnt logits")
     answers = []
     for ours, theirs, logits in zip(client["profiles"], server["profiles"], client["logits"], strict=True):
         check_pair(ours, theirs)
-        answers.append(
-            Answer(
-                ours.bytes_sent,
-                theirs.bytes_sent,
-                ours.messages_sent + theirs.messages_sent,
-                max(ours.seconds, theirs.seconds),
-                logits,
-            )
-        )
+        messages, seconds = ours.messages_sent + theirs.messages_sent, max(ours.seconds, theirs.seconds)
+        answers.append(Answer(ours.bytes_sent, theirs.bytes_sent, messages, seconds, logits))
     return answers, client["alone"]

@@ -20,7 +20,6 @@ import functools
 import itertools
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from operator import itemgetter
 from typing import Any
 
 import jax
@@ -36,20 +35,19 @@ from aero.two_party.lattice.matmul import PAIR_TRUNCATIONS
 from aero.two_party.lattice.share_steps import on_shares
 from aero.two_party.program.forward import forward, prefix_past
 from aero.two_party.program.inputs import at_positions
+from aero.two_party.program.layers import Affine
 from aero.two_party.program.nonlinear import GELU_TAIL, LOGIT_BOUND, MASKED, visible_entries
 from aero.two_party.program.operations import KINDS
 from aero.two_party.program.optimizations import absorbs, parse_program, program_name
-from aero.two_party.program.weights import weight_arrays
+from aero.two_party.program.weights import folded, weight_arrays
 from aero.two_party.runtime.settings import FIELD_BITS, NARROW_FIELD, Settings, TwoPartyError
 from aero.weight_transforms import fold_weight_norm
 
 TOKENS, LONGEST = 128, 1024
-"""Positions of most probes, at most, because time grows with them; and of the one probe of the whole context."""
-FIRST_OPERATIONS = 2e11
-"""Operations, at most, for trying tokens at the first position: all tokens of the models trained here, some 800 of
-GPT-2's."""
-FIRST_AT_ONCE = 512
-WORST = 4
+"""Most positions of most probes, and of the one probe of the whole context."""
+FIRST_OPERATIONS, FIRST_AT_ONCE, WORST = 2e11, 512, 4
+"""Most operations for trying tokens at the first position: enough for all tokens of the models trained here, some 800
+of GPT-2's. Tokens tried at once; how many of the worst start a probe."""
 NARROW_MARGIN = 2.0
 LATTICE_SHARE = 2.0**-12
 """What `lattice_products` and `lattice_rest` hold of the limit of SPU's multiplication (test_fixed_point.py)."""
@@ -63,15 +61,12 @@ OF_SMALLER_RANGE = (
     "narrow_comparisons",
     "bounded_logits",
 )
-LIMITED = {
-    **{"rsqrt": ("rsqrt", 0), "sqrt": ("rsqrt", 0), "div": ("div", 1), "exp": ("exp", 0), "exp2": ("exp", 0)},
-    **{"negative": ("negative", 0), "square": ("square", 0)},
-}
-"""Limit and argument of primitives and of steps on shares."""
+LIMITED = {"rsqrt": "rsqrt", "sqrt": "rsqrt", "div": "div", "exp": "exp", "exp2": "exp"}
+LIMITED |= {"negative": "negative", "square": "square"}
+"""The limit of the last argument of primitives and of steps on shares."""
 PRODUCTS = {"mul", "dot_general", "square", "integer_pow", "conv_general_dilated"}
 _MOVES = {"reshape", "transpose", "slice", "squeeze", "gather", "dynamic_slice"}
 """Primitives that only move values, which were noted before; of a step's results, some are dropped."""
-_INSIDE = {"pjit", "jit", "closed_call", "core_call", "custom_jvp_call", "custom_vjp_call"}
 
 
 @dataclass(frozen=True)
@@ -99,68 +94,55 @@ def limits(settings: Settings) -> dict[str, float]:
     }
 
 
-@functools.lru_cache(maxsize=256)
-def _watching(
-    kind: str, arrays: tuple[tuple[tuple[int, ...], Any], ...], constants: tuple[tuple[str, float], ...]
-) -> tuple[Callable[..., tuple[Array, list[Array]]], list[str]]:
-    """The operation, compiled: its result and the largest magnitude of every value in it; and the limit of each.
+def _evaluate(jaxpr: Any, constants: Any, given: Any, largest: dict[str, Array]) -> list[Any]:
+    """Results of a jaxpr; the largest magnitudes of values in it are noted in `largest` by the name of their limit."""
 
-    Compiled once for all layers and prompts, because compiling takes longer than computing.
-    """
-    shapes = [jax.ShapeDtypeStruct(shape, dtype) for shape, dtype in arrays]
-    closed = jax.make_jaxpr(lambda *given: KINDS[kind].function(*given, **dict(constants)))(*shapes)
-    limits_of: list[str] = []
+    def note(limit: str, values: Any) -> None:
+        if jnp.size(values) and jnp.issubdtype(jnp.result_type(values), jnp.floating):
+            largest[limit] = jnp.maximum(jnp.abs(values).max(), largest.get(limit, 0.0))
 
-    def watching(*given: Array) -> tuple[Array, list[Array]]:
-        magnitudes: list[Array] = []
-        limits_of.clear()
+    def read(one: Any) -> Any:
+        return one.val if isinstance(one, jax.extend.core.Literal) else known[one]
 
-        def note(limit: str, values: Any) -> None:
-            if jnp.size(values) and jnp.issubdtype(jnp.result_type(values), jnp.floating):
-                magnitudes.append(jnp.abs(values).max())
-                limits_of.append(limit)
-
-        def run(jaxpr: Any, consts: Any, given: Any) -> list[Any]:
-            known = dict(zip([*jaxpr.constvars, *jaxpr.invars], [*consts, *given], strict=True))
-
-            def read(one: Any) -> Any:
-                return one.val if isinstance(one, jax.extend.core.Literal) else known[one]
-
-            for equation in jaxpr.eqns:
-                name = equation.params.get("step", equation.primitive.name)
-                values = [read(one) for one in equation.invars]
-                if name in _INSIDE:
-                    inner = equation.params.get("jaxpr") or equation.params["call_jaxpr"]
-                    results = run(getattr(inner, "jaxpr", inner), getattr(inner, "consts", ()), values)
-                else:
-                    if name in LIMITED:
-                        limit, argument = LIMITED[name]
-                        value = values[argument]
-                        if limit == "exp":  # masked entries are exponentiated too, and discarded
-                            value = jnp.where(value > 0.8 * MASKED, value, 0.0)
-                        note(limit, value)
-                    out = equation.primitive.bind(*values, **equation.params)
-                    results = list(out) if equation.primitive.multiple_results else [out]
-                    if equation.primitive is not on_shares and name not in _MOVES:
-                        for result in results:
-                            note("product" if name in PRODUCTS else "value", result)
-                known.update(zip(equation.outvars, results, strict=True))
-            return [read(one) for one in jaxpr.outvars]
-
-        (result,) = run(closed.jaxpr, closed.consts, given)
-        return result, magnitudes
-
-    return jax.jit(watching), limits_of
+    known = dict(zip([*jaxpr.constvars, *jaxpr.invars], [*constants, *given], strict=True))
+    for equation in jaxpr.eqns:
+        name = equation.params.get("step", equation.primitive.name)
+        values = [read(one) for one in equation.invars]
+        if inner := equation.params.get("jaxpr") or equation.params.get("call_jaxpr"):  # a nested function
+            results = _evaluate(inner.jaxpr, inner.consts, values, largest)
+        else:
+            if name in LIMITED:
+                value = values[-1]
+                if LIMITED[name] == "exp":  # masked entries are exponentiated too, and discarded
+                    value = jnp.where(value > 0.8 * MASKED, value, 0.0)
+                note(LIMITED[name], value)
+            out = equation.primitive.bind(*values, **equation.params)
+            results = list(out) if equation.primitive.multiple_results else [out]
+            if equation.primitive is not on_shares and name not in _MOVES:
+                for result in results:
+                    note("product" if name in PRODUCTS else "value", result)
+        known.update(zip(equation.outvars, results, strict=True))
+    return [read(one) for one in jaxpr.outvars]
 
 
-def watched(
-    kind: str, arrays: tuple[Array, ...], constants: Mapping[str, float]
-) -> tuple[Array, list[tuple[str, float]]]:
-    """The operation's result in the clear, and (name of the limit, magnitude) for every value in it."""
-    function, limits_of = _watching(kind, tuple((one.shape, one.dtype) for one in arrays), tuple(constants.items()))
-    result, magnitudes = function(*arrays)
-    largest = np.nan_to_num(np.array(magnitudes), nan=np.inf, posinf=np.inf)
-    return result, list(zip(limits_of, largest.tolist(), strict=True))
+@functools.cache
+def _watching(kind: str, constants: tuple[tuple[str, float], ...]) -> Callable[..., tuple[Array, dict[str, Array]]]:
+    """The operation's result and the largest magnitude under each limit, compiled once for all layers and prompts."""
+    function = functools.partial(KINDS[kind].function, **dict(constants))
+
+    def watching(*given: Array) -> tuple[Array, dict[str, Array]]:
+        largest: dict[str, Array] = {}
+        closed = jax.make_jaxpr(function)(*given)
+        (result,) = _evaluate(closed.jaxpr, closed.consts, given, largest)
+        return result, largest
+
+    return jax.jit(watching)
+
+
+def watched(kind: str, arrays: Sequence[Array], constants: Mapping[str, float]) -> tuple[Array, dict[str, float]]:
+    """The operation's result in the clear, and the largest magnitude in it under each limit."""
+    result, largest = _watching(kind, tuple(constants.items()))(*arrays)
+    return result, {name: float(np.nan_to_num(value, nan=np.inf, posinf=np.inf)) for name, value in largest.items()}
 
 
 def by_extremeness(model: GPT) -> np.ndarray:
@@ -210,9 +192,8 @@ def farthest(model: GPT, program: str, settings: Settings, prefix: Sequence[int]
     """The value nearest to or furthest beyond its limit in passes over `probes`.
 
     program: as `within_budget` returns it. prefix: public tokens before them, whose own values are not in fixed point.
-    Computed in the clear by the holder of the model.
     """
-    found: list[tuple[float, Beyond]] = []
+    found: list[Beyond] = []
     most = limits(settings)
 
     def run(kind: str, *arrays: Array, **constants: float) -> Array:
@@ -220,8 +201,8 @@ def farthest(model: GPT, program: str, settings: Settings, prefix: Sequence[int]
             return arrays[0] @ arrays[1]
         result, seen = watched(kind, arrays, constants)
         if kind == "bounded_exponentials":
-            seen.append(("logit", float(jnp.abs(arrays[0][:, *visible_entries(arrays[0])]).max())))
-        found.extend((value / most[name], Beyond(f"{kind} ({name})", value, most[name], where)) for name, value in seen)
+            seen["logit"] = float(jnp.abs(arrays[0][:, *visible_entries(arrays[0])]).max())
+        found.extend(Beyond(f"{kind} ({name})", value, most[name], where) for name, value in seen.items())
         return result
 
     def at(layer: int) -> None:
@@ -234,74 +215,62 @@ def farthest(model: GPT, program: str, settings: Settings, prefix: Sequence[int]
         one_hot = jax.nn.one_hot(np.asarray(prompt), model.config.vocabulary, dtype=np.float32)
         placed, where = at_positions(weights, first, len(prompt)), "the embedding"
         forward(run, model.architecture, model.config, program, placed, one_hot, past, at)
-    return max(found, key=itemgetter(0))[1]
+    return max(found, key=lambda one: one.value / one.limit)
 
 
 @torch.no_grad()
 def bounds(model: GPT) -> dict[str, float] | None:
-    """Bounds that hold for every prompt, from the weights alone: "residual", the norm of a row of the residual stream;
-    "ffn", that of the FFN's first result; "logits", the largest attention logit; "values", that of a head's row of V;
-    "head", the largest logit of the vocabulary.
-    None for a He & Hofmann model.
+    """Bounds that hold for every prompt, from the weights alone; None for a He & Hofmann model.
 
-    A row of the softmax averages values; a row after a norm has a length of at most sqrt(d) before gain and bias. SiLU
-    is at most as large as its argument.
+    Of norms of a row of the "residual" stream, of the "ffn"'s first result and of a head's "values", and of the largest
+    attention "logits" and those of the "head". A row of the softmax averages values; a row after a norm has a length of
+    at most sqrt(d) before gain and bias. SiLU is at most as large as its argument.
     """
     architecture, config = model.architecture, model.config
     if architecture.block == "he_hofmann":
         return None
-    state = {name: value.double() for name, value in fold_weight_norm(model).state_dict().items()}
+    weights = folded(architecture, config, fold_weight_norm(model).state_dict(), "as_written")
 
-    def rows(name: str) -> float:
-        return float(state[name].norm(dim=-1).max()) if name in state else 0.0
+    def linear(map_: Affine, norm: float, parts: int = 1) -> Tensor:
+        """Bounds (parts,) of the norms of equal parts of the result, of a row of this norm."""
+        matrices, biases = map_.weight.T.unflatten(0, (parts, -1)), map_.bias.unflatten(0, (parts, -1))
+        return torch.linalg.matrix_norm(matrices, 2) * norm + biases.norm(dim=1)
 
-    def linear(name: str, norm: float, heads: int = 1) -> Tensor:
-        """Bounds (heads,) of the norms of equal parts of the result, of a row of this norm."""
-        weight = state[f"{name}.weight"]
-        bias = state.get(f"{name}.bias", torch.zeros(len(weight), dtype=weight.dtype))
-        parts = weight.unflatten(0, (heads, -1)), bias.unflatten(0, (heads, -1))
-        return torch.linalg.matrix_norm(parts[0], 2) * norm + parts[1].norm(dim=1)
+    def normed(map_: Affine | None, norm: float) -> float:
+        if map_ is None:
+            return norm
+        return float(map_.weight.abs().max() * config.width**0.5 + (0.0 if map_.bias is None else map_.bias.norm()))
 
-    def normed(name: str, norm: float) -> float:
-        gain, bias = state.get(f"{name}.weight"), state.get(f"{name}.bias")
-        shift = 0.0 if bias is None else float(bias.norm())
-        return norm if gain is None else float(gain.abs().max()) * config.width**0.5 + shift
+    def longest(rows: Tensor | None) -> float:
+        return 0.0 if rows is None else float(rows.norm(dim=1).max())
 
-    scale = config.width**0.5 if config.embedding_scale else 1.0
     kv_heads = config.kv_heads or config.heads
-    residual = scale * rows("token_embedding.weight") + rows("position_embedding.weight")
+    residual = longest(weights.token_embedding) + longest(weights.position_embedding)
     largest, ffn, logits, values = residual, 0.0, 0.0, 0.0
-    slope = max(1.0, float(state["leaky_slopes"].abs().max())) if "leaky_slopes" in state else 1.0
-    for index in range(config.layers):
-        block = f"blocks.{index}."
-        read = normed(f"{block}ln_1", residual)
-        query = linear(f"{block}attention.query", read, config.heads)
+    for layer in weights.layers:
+        read = normed(layer.ln_1, residual)
+        query = linear(layer.query, read, config.heads)
         key, value = (
-            linear(f"{block}attention.{name}", read, kv_heads).repeat_interleave(config.heads // kv_heads)
-            for name in ("key", "value")
+            linear(one, read, kv_heads).repeat_interleave(config.heads // kv_heads) for one in (layer.key, layer.value)
         )
-        temperature = state.get(f"{block}attention.temperature", torch.ones(1)).abs().amin(-1)
-        logits = max(logits, float((query * key / temperature).max()) / (config.width / config.heads) ** 0.5)
+        if layer.inverse_temperature is not None:
+            query = query * layer.inverse_temperature.abs().amax(-1)
+        logits = max(logits, float((query * key).max()) / (config.width / config.heads) ** 0.5)
         values = max(values, float(value.max()))
-        attended = float(linear(f"{block}attention.output", float(value.norm())))
+        attended = float(linear(layer.output, float(value.norm())))
         before, residual = residual, residual + attended
-        if index < architecture.ffn_layers(config.layers):
-            read = before if config.parallel_residual else residual
-            n = normed(f"{block}ln_2", read)
-            alpha, beta = (float(state.get(f"{block}{name}", torch.ones(())).abs()) for name in ("alpha", "beta"))
-            if architecture.ffn == "fused":
-                out = float(linear(f"{block}ffn.fused", n))
-            else:
-                first = float(linear(f"{block}ffn.up", n))
-                if architecture.ffn == "swiglu":
-                    gate = float(linear(f"{block}ffn.gate", n))
-                    first = max(first, gate, first * gate)
-                ffn, out = max(ffn, first), float(linear(f"{block}ffn.down", slope * first))
-            largest = max(largest, residual)
-            residual = beta * read + out / alpha + (attended if config.parallel_residual else 0.0)
         largest = max(largest, residual)
-    head = normed("ln_f", residual) * rows("token_embedding.weight" if config.tied else "lm_head.weight")
-    head += float(state["lm_head.bias"].abs().max()) if "lm_head.bias" in state else 0.0
+        if layer.down is not None:
+            read = before if config.parallel_residual else residual
+            inner = normed(layer.ln_2, read)
+            if layer.up is not None:
+                parts = linear(layer.up, inner, 2 if architecture.ffn == "swiglu" else 1)
+                ffn = max(ffn, first := float(max(parts.max(), parts.prod())))
+                inner = first * (1.0 if layer.slope is None else max(1.0, float(layer.slope.abs())))
+            scaled = read if layer.beta is None else float(layer.beta.abs()) * read
+            residual = scaled + float(linear(layer.down, inner)) + (attended if config.parallel_residual else 0.0)
+            largest = max(largest, residual)
+    head = normed(weights.ln_f, residual) * longest(weights.head.weight.T)
     return {"residual": largest, "ffn": ffn, "logits": logits, "values": values, "head": head}
 
 
@@ -311,13 +280,17 @@ def not_bounded(model: GPT, program: str, settings: Settings) -> list[str]:
     optimizations, _ = parse_program(program)
     if found is None or absorbs(model.architecture, optimizations):
         return ["residual stream", "attention logits"]
-    product = most["product"] * (LATTICE_SHARE if "lattice_products" in optimizations else 1.0)
+
+    def limit(share: float, *needed: str) -> float:
+        """The limit of a multiplication: with these optimizations a share of SPU's."""
+        return most["product"] * (share if optimizations.issuperset(needed) else 1.0)
+
+    product, row = limit(LATTICE_SHARE, "lattice_products"), limit(LATTICE_SHARE, "lattice_rest")
+    pair, scaled = limit(PAIR_SHARE, "lattice_attention"), limit(PAIR_SHARE, "lattice_rest", "row_tiles")
     if "narrow_comparisons" in optimizations:
         product = min(product, most["negative"])
-    scaled = most["product"] * (PAIR_SHARE if {"lattice_rest", "row_tiles"} <= optimizations else 1.0)
     variance = min(scaled, most["negative" if "bounded_reciprocals" in optimizations else "rsqrt"])
     residual, ffn, logits, values, head = (found[name] for name in ("residual", "ffn", "logits", "values", "head"))
-    pair = most["product"] * (PAIR_SHARE if "lattice_attention" in optimizations else 1.0)
     normed = model.architecture.layer_norm or model.config.ln_f
     cubed = model.architecture.ffn == "gelu" and "gelu_by_squares" not in optimizations
     # GELU cubes its argument, or by squares clips it; LayerNorm squares the centred row and takes the root of its
@@ -329,8 +302,7 @@ def not_bounded(model: GPT, program: str, settings: Settings) -> list[str]:
         "attention logits": logits < min(product, pair) and 2 * logits < most["exp"],
         # Row sums of exponentials are at most T, and divide the sum later.
         "attention outputs": values * model.config.context < pair and values < min(product, scaled),
-        "logits of the vocabulary": head
-        < most["product"] * (LATTICE_SHARE if "lattice_rest" in optimizations else 1.0),
+        "logits of the vocabulary": head < row,
     }
     return [name for name, fits in inside.items() if not fits]
 

@@ -12,6 +12,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -128,25 +129,19 @@ class _Pass:
     def empty(self) -> Array | None:
         return None if self.past is None else self.past.empty
 
-    @property
-    def narrow(self) -> dict[str, int]:
-        """The constant of operations that compare; left out where it is 0, as in the names of measured operations."""
-        return {"narrow": 1} if self.has("narrow_comparisons") else {}
+    def when(self, optimization: str, **constants: int) -> dict[str, int]:
+        """Constants of an operation, left out without the optimization, as in the names of measured operations."""
+        return constants if self.has(optimization) else {}
 
     @property
-    def bounded(self) -> dict[str, int]:
-        """The same for reciprocals on a known range, which compare in 32 bits."""
-        return {"narrow": 1} if self.has("bounded_reciprocals") else {}
+    def narrow(self) -> dict[str, int]:
+        """The constant of operations that compare."""
+        return self.when("narrow_comparisons", narrow=1)
 
     @property
     def maxima(self) -> dict[str, int]:
-        """The same for operations that take maxima and exponentials."""
-        return self.narrow | ({"wide": WIDE} if self.has("wide_maxima") else {})
-
-    @property
-    def scaled_outside(self) -> dict[str, int]:
-        """The same for operations that scale rows as tiles."""
-        return {"lattice": 1} if self.has("lattice_rest") else {}
+        """Constants of operations that take maxima."""
+        return self.narrow | self.when("wide_maxima", wide=WIDE)
 
     def affine(self, x: Array, map_: Affine) -> Array:
         """A matrix of the server's, and its bias. Outside SPU with lattice_products, and one row with lattice_rest."""
@@ -163,8 +158,7 @@ class _Pass:
             starts = range(0, prompt.shape[0], IDS_AT_ONCE)
             return jnp.concatenate([self.run("id_lookup", prompt[low : low + IDS_AT_ONCE], table) for low in starts])
         if self.has("lattice_lookup") and table.shape[0] >= LEAST_VOCABULARY:
-            outside = {"lattice_linear": 1} if self.has("lattice_rest") else {}
-            return self.run("embedding_lookup", prompt, table, **outside)
+            return self.run("embedding_lookup", prompt, table, **self.when("lattice_rest", lattice_linear=1))
         starts = range(0, table.shape[0], SLICE)
         parts = [self.run("embedding_slice", prompt[:, low : low + SLICE], table[low : low + SLICE]) for low in starts]
         return sum(parts[1:], parts[0])
@@ -184,28 +178,27 @@ class _Pass:
         constants = {} if eps == 1e-5 else {"eps": eps}
         if norm is None:
             kind = ("rms_normalise" if rms else "normalise") + "_tiles" * (self.has("row_tiles") and x.shape[0] > 1)
-            outside = self.scaled_outside if kind.endswith("_tiles") and x.shape[1] <= MOST_SQUARES else {}
-            return self.run(kind, x, **constants, **self.bounded, **outside)
+            constants |= self.when("bounded_reciprocals", narrow=1)
+            if kind.endswith("_tiles") and x.shape[1] <= MOST_SQUARES:
+                constants |= self.when("lattice_rest", lattice=1)
+            return self.run(kind, x, **constants)
         if rms:
             return self.run("rms_norm", x, norm.weight, **constants)
         return self.run("layer_norm", x, norm.weight, norm.bias, **constants)
 
     def query_key_value(self, layer: Layer, n: Array, only_last: bool) -> tuple[Array, ...]:
         """Q of all rows or of the last one, then K and, in pre-LN layers, V. Q holds 1/sqrt(d_k)."""
-        d, whole = self.config.width, layer.qkv or layer.qk
+        d, heads, size = self.config.width, self.config.heads, self.config.kv_width
+        rows = n[-1:] if only_last else n
+        if layer.query is not None:
+            query = self.run("scale_public", self.affine(rows, layer.query), factor=float((d / heads) ** -0.5))
+            others = [layer.key] if self.architecture.block == "he_hofmann" else [layer.key, layer.value]
+            return query, *(self.affine(n, one) for one in others)
         if layer.last_query is not None:
-            query, others = self.affine(n[-1:] if only_last else n, layer.last_query), self.affine(n, layer.others)
-        elif whole is not None:
-            every = self.affine(n, whole)
-            query, others = every[:, :d], every[:, d:]
+            query, others = self.affine(rows, layer.last_query), self.affine(n, layer.others)
         else:
-            query = self.affine(n[-1:] if only_last else n, layer.query)
-            query = self.run("scale_public", query, factor=float((d / self.config.heads) ** -0.5))
-            key = self.affine(n, layer.key)
-            return (
-                (query, key) if self.architecture.block == "he_hofmann" else (query, key, self.affine(n, layer.value))
-            )
-        size = self.config.kv_width
+            every = self.affine(n, layer.qkv)
+            query, others = every[:, :d], every[:, d:]
         return query, *(others[:, start : start + size] for start in range(0, others.shape[1], size))
 
     def attend(self, layer: Layer, query: Array, key: Array, value: Array) -> Array:
@@ -228,10 +221,11 @@ class _Pass:
             inverse = inverse[:-1].reshape(logits.shape[:2])
         else:
             weights = self.exponentials(logits)
-            inverse = self.run("reciprocal_sums" if self.bounded else "inverse_sums", weights, **self.bounded)
+            kind = "reciprocal_sums" if self.has("bounded_reciprocals") else "inverse_sums"
+            inverse = self.run(kind, weights, **self.when("bounded_reciprocals", narrow=1))
         mixed = self.by_group("mix", weights, value)
         if self.has("row_tiles") and query.shape[1] > 1:
-            return _merge(self.run("scale_row_tiles", mixed, inverse, **self.scaled_outside))
+            return _merge(self.run("scale_row_tiles", mixed, inverse, **self.when("lattice_rest", lattice=1)))
         return _merge(self.run("scale_rows", mixed, inverse))
 
     def by_group(self, kind: str, x: Array, of_keys: Array) -> Array:
@@ -296,7 +290,7 @@ class _Pass:
             return x + self.affine(attended, layer.from_attention)
         attended = self.affine(attended, layer.output)
         after = x + attended
-        if layer.fused is None and layer.up is None:
+        if layer.down is None:
             return after
         # In parallel form the FFN reads x itself, and the attention is added last, unscaled.
         read = x if self.config.parallel_residual else after
@@ -305,8 +299,8 @@ class _Pass:
 
     def ffn(self, layer: Layer, x: Array) -> Array:
         n = self.norm(layer.ln_2, x) if self.architecture.layer_norm else x
-        if layer.fused is not None:
-            return self.affine(n, layer.fused)
+        if layer.up is None:
+            return self.affine(n, layer.down)
         hidden, segmented = self.affine(n, layer.up), self.has("segmented_gelu")
         if self.architecture.ffn == "gelu":
             if segmented:
@@ -345,10 +339,9 @@ class _Pass:
             shaped = self.run("scale", shaped, layer.shape_b) + public
         value = n if layer.value is None else self.affine(n, layer.value)
         attended = _merge(self.by_group("mix", shaped, self.split(value)))
-        if layer.fused is not None:
-            return attended + self.affine(n, layer.fused)
-        if layer.up is not None:
-            return attended + self.affine(self.affine(n, layer.up), layer.down)
+        if layer.down is not None:
+            hidden = n if layer.up is None else self.affine(n, layer.up)
+            return attended + self.affine(hidden, layer.down)
         return attended if layer.b_ff is None else attended + self.run("scale", n, layer.b_ff)
 
 
@@ -362,16 +355,18 @@ def operations(
     sizes = weight_shapes(architecture, config, program)
     shapes = {name: jax.ShapeDtypeStruct(shape, np.float32) for name, shape in sizes.items()}
     prompt = jax.ShapeDtypeStruct(*prompt_type(context, config.vocabulary, program))
-    if past is None:
-        return trace(lambda run, *arrays: forward(run, architecture, config, program, *arrays), shapes, prompt)
-    cache = [jax.ShapeDtypeStruct(cache_shape(config, past), np.float32)] * config.layers
-    empty = jax.ShapeDtypeStruct((), np.float32)
-    rotary = jax.ShapeDtypeStruct((2, context, config.rotary_dims // 2), np.float32)
-    shapes = jax.eval_shape(lambda weights: at_positions(weights, 0, context), shapes)
-    return trace(
-        lambda run, weights, prompt, *past: forward(run, architecture, config, program, weights, prompt, Past(*past)),
-        *(shapes, prompt, cache, cache, empty, rotary if config.position == "rotary" else None),
-    )
+    earlier: tuple[Any, ...] = ()
+    if past is not None:
+        cache = [jax.ShapeDtypeStruct(cache_shape(config, past), np.float32)] * config.layers
+        rotary = jax.ShapeDtypeStruct((2, context, config.rotary_dims // 2), np.float32)
+        empty = jax.ShapeDtypeStruct((), np.float32)
+        earlier = cache, cache, empty, rotary if config.position == "rotary" else None
+        shapes = jax.eval_shape(lambda weights: at_positions(weights, 0, context), shapes)
+
+    def run_all(run: Call, weights: Mapping[str, Array], prompt: Array, *earlier: Any) -> Any:
+        return forward(run, architecture, config, program, weights, prompt, Past(*earlier) if earlier else None)
+
+    return trace(run_all, shapes, prompt, *earlier)
 
 
 def cache_shape(config: ModelConfig, slots: int) -> tuple[int, int, int]:

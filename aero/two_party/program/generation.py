@@ -1,12 +1,10 @@
 """The private passes of one session, inside the two party processes: the prompt, then one new token after the other.
 
-With a cache the prompt is one pass, and each later token one row. Keys and values stay secret-shared variables of the
-party between passes; nothing of them is revealed. The cache is filled from the right and has one of a few numbers of
-slots (`slots_for`), so that its passes are compiled once for each of these. How many slots are empty is public, as the
-number of tokens is. Without a cache every pass runs over all tokens.
+With a cache, each later token is a pass of one row. Keys and values stay secret-shared variables of the party between
+passes. The cache is filled from the right and has one of a few numbers of slots (`slots_for`), so that its passes are
+compiled once for each of these. How many slots are empty is public. Without a cache every pass runs over all tokens.
 
-A public prefix comes before the prompt: the server computes its keys and values in the clear and enters them as its
-own inputs.
+The server computes keys and values of a public prefix in the clear and enters them as its own inputs.
 """
 
 from __future__ import annotations
@@ -32,9 +30,8 @@ from aero.two_party.runtime.profile import Profile
 from aero.two_party.runtime.settings import CLIENT, SERVER
 
 COLUMNS = 64
-"""A pass attends to a multiple of so many columns, its own row included. Smaller steps would compile more often for
-little: SPU packs 128 columns of a head of 64 dimensions into one ciphertext, so bytes hardly change below that, and the
-rounds of the maximum change with powers of two."""
+"""A pass attends to a multiple of so many columns, its own row included. Smaller steps compile more often and hardly
+save bytes: SPU packs 128 columns of a head of 64 dimensions into one ciphertext."""
 
 
 def slots_for(tokens: int, context: int) -> int:
@@ -44,10 +41,8 @@ def slots_for(tokens: int, context: int) -> int:
 
 @dataclass(frozen=True)
 class Step:
-    """One pass: its profile, the logits (V,) after its last token (client only), and the seconds of `Party.prepare`.
-
-    logits: (tokens, V) where every token's were wanted.
-    """
+    """One pass: its profile, the logits (V,) after its last token or (tokens, V) after each (client only), and the
+    seconds of `Party.prepare`."""
 
     profile: Profile
     logits: np.ndarray | None
@@ -66,9 +61,9 @@ class Generator:
         prefix_tokens: int = 0,
         prefix: Past | None = None,
     ) -> None:
-        """Place the server's folded weights, None at the client. cached: the program must be `cacheable`.
+        """Place the server's folded weights, None at the client.
 
-        prefix_tokens: length of the public prefix, for which it must be too; prefix: `prefix_past` of it at the server.
+        cached, or with a public prefix: the program must be `cacheable`. prefix: `prefix_past` of it at the server.
         """
         self._party, self._model, self._cached = party, model, cached
         self._config = model.model_config
@@ -96,10 +91,7 @@ class Generator:
         before_part: Callable[[Sequence[str], int], Any] = lambda inputs, size: None,
         every: bool = False,
     ) -> Step:
-        """The pass after `tokens` more tokens, whose ids (tokens,) the client gives and the server does not.
-
-        every: logits after each of them.
-        """
+        """The pass after `tokens` more tokens, whose ids the client gives. every: logits after each of them."""
         party = self._party
         if self._new:
             self._extend_cache()
@@ -165,8 +157,7 @@ class Generator:
         return self._pass(*arrays, every=True)
 
     def _extend_cache(self) -> None:
-        """Move the last pass's keys and values into the cache, on the right, those of its first `_new` rows. Takes no
-        message."""
+        """Move keys and values of the last pass's first `_new` rows into the cache, without a message."""
         self._filled += self._new
         slots, names, made = slots_for(self._filled, self._config.context), self._cache(), self._cache("new_")
         append = _appending(len(made), self._new, slots)
@@ -176,8 +167,9 @@ class Generator:
 
 @cache
 def _appending(count: int, rows: int, slots: int) -> Callable[..., list[Array]]:
-    """A function that appends the first rows of the last `count` arrays to those before them, if there are any, for so
-    many slots. Always the same one, because it is compiled once for each function."""
+    """A function that appends the first rows of the last `count` arrays to those before them, if there are any.
+
+    Always the same one, because it is compiled once for each function."""
 
     def append(*arrays: Array) -> list[Array]:
         old, new = arrays[:-count], [one[:, :rows] for one in arrays[-count:]]

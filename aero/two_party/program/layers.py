@@ -52,12 +52,12 @@ def side_by_side(parts: Sequence[Affine]) -> Affine:
 class Layer:
     """Weights of one layer; None where the program does not use them.
 
-    basis: undoes the change of basis before the layer. qkv, qk: Q, K (and V) as one matrix; last_query, others: the
+    basis: undoes the change of basis before the layer. qkv: Q, K (and V) as one matrix; last_query, others: the
     same split in two, where only the last row of Q is needed. from_both: the whole layer as a map of [x | attention].
-    up: with a gate, [gate | up].
-    from_attention: the whole contribution to the residual stream. around: the linear part of a leaky ReLU's FFN.
-    combine: a He & Hofmann layer as a map of [n | attention | causal mean of n]. shape_a, shape_b, shape_g (H, 1, 1),
-    or folded together shape (H, T, T): the gains of its attention matrix.
+    from_attention: the whole contribution to the residual stream. up: with a gate, [gate | up]; None where `down` is
+    the whole FFN. around: the linear part of a leaky ReLU's FFN. combine: a He & Hofmann layer as a map of
+    [n | attention | causal mean of n]. shape_a, shape_b, shape_g (H, 1, 1), or folded together shape (H, T, T): the
+    gains of its attention matrix.
     """
 
     basis: Affine | None = None
@@ -67,7 +67,6 @@ class Layer:
     key: Affine | None = None
     value: Affine | None = None
     qkv: Affine | None = None
-    qk: Affine | None = None
     last_query: Affine | None = None
     others: Affine | None = None
     inverse_temperature: Any = None
@@ -75,7 +74,6 @@ class Layer:
     from_both: Affine | None = None
     from_attention: Affine | None = None
     combine: Affine | None = None
-    fused: Affine | None = None
     up: Affine | None = None
     down: Affine | None = None
     around: Affine | None = None
@@ -87,19 +85,12 @@ class Layer:
     shape_g: Any = None
     shape: Any = None
 
-    @property
-    def matrices(self) -> list[Any]:
-        """The matrices that rows are multiplied by."""
-        values = (getattr(self, one.name) for one in fields(self) if one.name not in ("ln_1", "ln_2"))
-        return [value.weight for value in values if isinstance(value, Affine)]
-
     def with_last_query_apart(self, width: int) -> Layer:
         """The last row's query apart from keys and values: a share step takes a matrix as the server put it."""
-        whole = self.qkv or self.qk
-        if whole is None:
+        if self.qkv is None:
             return self
-        query, others = whole.columns(0, width), whole.columns(width, None)
-        return replace(self, qkv=None, qk=None, last_query=query, others=others)
+        query, others = self.qkv.columns(0, width), self.qkv.columns(width, None)
+        return replace(self, qkv=None, last_query=query, others=others)
 
 
 @dataclass(frozen=True)

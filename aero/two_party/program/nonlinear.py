@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
-from functools import cache
 from typing import Any
 
 import jax
@@ -81,9 +80,8 @@ def softmax_plain(logits: Array, empty: Array | None = None, narrow: bool = Fals
 
 
 def softmax_clipped(logits: Array) -> Array:
-    """`softmax_plain` as in SPU's examples: entries CLIPPED below the maximum count as 0, by a comparison and a
-    multiplication of every entry. That also clears masked entries.
-    """
+    """`softmax_plain` as in SPU's examples: entries CLIPPED below the maximum, masked ones too, count as 0, by a
+    comparison and a multiplication of every entry."""
     shifted = jnp.where(causal_mask(*logits.shape[-2:]), logits, MASKED)
     shifted = shifted - jnp.max(shifted, -1, keepdims=True)
     exponentials = jnp.exp(shifted) * (shifted > -CLIPPED)
@@ -99,21 +97,15 @@ def softmax_cover(logits: Array, blocks: int, narrow: bool = False, wide: int = 
     parts = _on_cover(logits, None, blocks, False, narrow, wide)
     shapes = [part.shape for part in parts]
     inverse = 1.0 / jnp.concatenate([jnp.sum(part, -1) for part in parts], -1)  # (H, rows)
-    edges = np.cumsum([0, *(rows for _, rows, _ in shapes)])
+    spans = Cover(*logits.shape[1:], blocks).spans
     factors = [
-        jnp.broadcast_to(inverse[:, low:high, None], shape)
-        for low, high, shape in zip(edges, edges[1:], shapes, strict=False)
+        jnp.broadcast_to(inverse[:, low:high, None], shape) for (low, high, _), shape in zip(spans, shapes, strict=True)
     ]
     return _side_by_side(_unflatten(_flatten(parts) * _flatten(factors), shapes), logits.shape[2])
 
 
 def exponentials(
-    logits: Array,
-    empty: Array | None = None,
-    blocks: int = 1,
-    split: bool = False,
-    narrow: bool = False,
-    wide: int = 0,
+    logits: Array, empty: Array | None = None, blocks: int = 1, split: bool = False, narrow: bool = False, wide: int = 0
 ) -> Array:
     """exp(logits - maximum of the row's visible entries) of (H, rows, columns), 0 above the diagonal.
 
@@ -187,8 +179,8 @@ def truncated(x: Array, bits: Sequence[int]) -> Array:
 
 
 def pair_result(x: Array) -> Array:
-    """The result of a step that multiplies two secrets outside SPU. SPU would multiply by a later factor before it
-    truncates, and overflow, were it not set `apart`."""
+    """The result of a step that multiplies two secrets outside SPU, `apart` because SPU would multiply it by a later
+    factor before it truncates, and overflow."""
     return apart(truncated(x, PAIR_TRUNCATIONS))
 
 
@@ -207,11 +199,8 @@ def row_tiles(x: Array, factors: Array, lattice: int = 0) -> Array:
 
 
 def _row_tiles_outside(x: Array, factors: Array) -> Array:
-    """`row_tiles` with tiles of as many rows as a query ciphertext has inner places.
-
-    Where rows are narrow, several tiles are multiplied at once, each also by the factors of the others, so that the
-    ciphertexts are fuller; these further results are dropped.
-    """
+    """`row_tiles` with tiles of PACKED rows. Several narrow tiles are multiplied at once, each also by the factors of
+    the others, which fills the ciphertexts; these further results are dropped."""
     rows, width = math.prod(x.shape[:-1]), x.shape[-1]
     together = tiles_together(width)
     missing = -rows % (PACKED * together)
@@ -225,9 +214,8 @@ def _row_tiles_outside(x: Array, factors: Array) -> Array:
 
 
 def rotate(x: Array, dims: int, first: int, base: float = 10_000.0) -> Array:
-    """Rotary position embedding (GPT-NeoX's layout) of the first `dims` dimensions of x (H, T, d_k), as in
-    `aero.attention.rotate`; the first row is at position `first`. Public factors: only truncations cost.
-    """
+    """Rotary position embedding (GPT-NeoX's layout) of the first `dims` dimensions of x (H, T, d_k), the first row at
+    position `first`, as in `aero.attention.rotate`. Public factors: only truncations cost."""
     return rotate_by(x, rotary_table(first, x.shape[1], dims, base))
 
 
@@ -262,19 +250,15 @@ def narrow_maximum(x: Array) -> Array:
 
 
 def _cover_maximum(shifted: Array, cover: Cover, narrow: bool, wide: int) -> Array:
-    """Maxima (H, rows, 1) of the rows of (H, rows, columns), MASKED above the diagonal, by `Cover.comparisons`
-    comparisons a head, or more with wide nodes."""
+    """Maxima (H, rows, 1) of the rows of (H, rows, columns), MASKED above the diagonal."""
     if not cover.tiled:
         return _maximum(shifted, narrow, wide)[..., None]
     side, blocks = cover.side, len(cover.spans)
     missing = side * blocks - cover.rows
     if missing:
         shifted = jnp.pad(shifted, ((0, 0), (0, missing), (0, missing)), constant_values=MASKED)
-    tiles = [
-        shifted[:, row * side : (row + 1) * side, column * side : (column + 1) * side]
-        for row in range(blocks)
-        for column in range(row + 1)
-    ]
+    spans = [slice(low, low + side) for low in range(0, side * blocks, side)]
+    tiles = [shifted[:, rows, columns] for row, rows in enumerate(spans) for columns in spans[: row + 1]]
     within = _maximum(jnp.stack(tiles), narrow, wide)  # (tiles, H, side)
     by_row, first = [], 0
     for count in range(1, blocks + 1):
@@ -313,7 +297,7 @@ def rms_norm(x: Array, weight: Array, eps: float = 1e-5) -> Array:
 def rms_normalise(x: Array, eps: float = 1e-5, narrow: bool = False, tiles: bool = False, lattice: int = 0) -> Array:
     """RMSNorm without gain: x / sqrt(mean(x^2) + eps).
 
-    narrow: with the root by `bounded.reciprocal_root`. tiles: with the division of the rows by `row_tiles`. lattice:
+    narrow: the root by `bounded.reciprocal_root`. tiles: the division of the rows by `row_tiles`. lattice:
     with `tiles`, squares and division outside SPU.
     """
     if lattice:
@@ -370,11 +354,11 @@ def leaky_relu(x: Array, slope: Array, narrow: bool = False) -> Array:
 
 
 def gelu_segments(x: Array, narrow: bool = False) -> Array:
-    """GELU as relu(x) - r(|x|), r(u) = u (1 - Phi(u)), by a degree-6 polynomial on [0, 3.5] and 0 beyond.
+    """GELU as relu(x) - r(|x|), r(u) = u (1 - Phi(u)), by a degree-6 polynomial on [0, 3.5] and 0 beyond, within
+    GELU_ERROR of the tanh form.
 
     Two comparisons and three multiplications. |x| = 2 relu(x) - x needs no comparison of its own. The polynomial is in
-    z = |x| - 1.75: in powers of |x| itself, rounding coefficients to 18 bits alone makes errors of 0.1. The largest
-    error against the tanh form is GELU_ERROR.
+    z = |x| - 1.75: in powers of |x| itself, rounding coefficients to 18 bits alone makes errors of 0.1.
     """
     positive = relu(x, narrow)
     size = 2.0 * positive - x
@@ -394,8 +378,7 @@ def gelu_squares(x: Array, narrow: bool = False) -> Array:
     """GELU as in `gelu_segments`, the polynomial by three squarings, which send two thirds of what products send.
 
     Of degree 8 in z = |x| - 1.9, where |x| is clipped at 3.8: w_1 = z^2, w_2 = (a w_1 + b z)^2, and w_3, the square of
-    another sum of z, w_1, w_2 and 1, are added. The coefficients are a numerical fit; the largest error against the
-    tanh form is GELU_SQUARES_ERROR.
+    another sum of z, w_1, w_2 and 1, are added. The coefficients are a numerical fit, within GELU_SQUARES_ERROR.
     """
     positive, most = relu(x, narrow), GELU_SQUARES_TAIL / 2
     z = 2.0 * positive - x - most
@@ -425,7 +408,6 @@ def silu_segments(x: Array, narrow: bool = False) -> Array:
     return positive - (c[0] + sums[..., 0] + powers[..., 3] * sums[..., 1])
 
 
-@cache
 def _tail_polynomial(function: Callable[[Any], Any], tail: float, unit: float, degree: int) -> np.ndarray:
     """Coefficients, ascending in z, of the near-minimax polynomial for function(tail / 2 + unit z) on [0, tail]."""
     interpolant = np.polynomial.Chebyshev.interpolate(function, degree, domain=[0.0, tail])
@@ -439,7 +421,6 @@ def _gelu_tail(u: Any) -> Any:
 
 
 def _silu_tail(u: Any) -> Any:
-    """u - silu(u) for u >= 0, less what makes it end at half of its value at SILU_TAIL: half-way between the largest
-    and the smallest value that it stands for there."""
+    """u - silu(u) for u >= 0, less what makes it end at half of its value at SILU_TAIL: it stands for all beyond."""
     end = SILU_TAIL / (1.0 + np.exp(SILU_TAIL)) / 2
     return u / (1.0 + np.exp(u)) - end * (u / SILU_TAIL) ** 4

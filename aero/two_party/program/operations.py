@@ -8,6 +8,7 @@ communication and are not operations.
 from __future__ import annotations
 
 import math
+import operator
 from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -44,16 +45,10 @@ class Kind:
     owners: tuple[Owner, ...]
 
 
-def id_lookup(ids: Array, table: Array) -> Array:
-    """Rows of the table (V, d) by secret ids (n,): SPU compares every id with all numbers below V, and multiplies."""
-    return jnp.take(table, ids, axis=0)
-
-
 def embedding_lookup(one_hot: Array, table: Array, lattice_linear: int = 0) -> Array:
     """One-hot (T, V) times the embedding table (V, d) by encrypted queries (`aero.two_party.lattice.lookup`).
 
-    SPU multiplies the client's secrets by the server's hint; with `lattice_linear` the parties do, as in the operation
-    of this name. SPU truncates the 39 bits by which a row is scaled up.
+    SPU multiplies the client's secrets by the server's hint; with `lattice_linear` the parties do.
     """
     if lattice_linear:
         return truncated(share_steps.lattice_rows(one_hot, table), lookup.TRUNCATIONS)
@@ -63,16 +58,8 @@ def embedding_lookup(one_hot: Array, table: Array, lattice_linear: int = 0) -> A
     return truncated(share_steps.unmasked(masked, sum(parts[1:], parts[0])), lookup.TRUNCATIONS)
 
 
-def multiplied(x: Array, weight: Array) -> Array:
-    """(rows, n) times (n, m): states or one-hot rows times the server's matrix, or a slice of it."""
-    return x @ weight
-
-
 def lattice_linear(x: Array, weight: Array) -> Array:
-    """(rows, n) times the server's (n, m), an input of the program, by `aero.two_party.lattice.matmul`.
-
-    SPU truncates the 28 bits by which the result is scaled up.
-    """
+    """(rows, n) times the server's (n, m), an input of the program, by `aero.two_party.lattice.matmul`."""
     return truncated(share_steps.lattice_product(x, weight), matmul.TRUNCATIONS)
 
 
@@ -82,26 +69,17 @@ def vocabulary_slice(x: Array, weight: Array, lattice_linear: int = 0) -> Array:
 
 
 def scores(query: Array, key: Array, lattice: int = 0) -> Array:
-    """Q K^T: (H, rows, d_k), (H, columns, d_k) -> (H, rows, columns).
-
-    lattice: outside SPU, which truncates the 32 bits by which the result is scaled up.
-    """
+    """Q K^T: (H, rows, d_k), (H, columns, d_k) -> (H, rows, columns). lattice: outside SPU."""
     if lattice:
         return pair_result(share_steps.shared_product(query, jnp.swapaxes(key, 1, 2)))
     return jnp.einsum("hqd,hkd->hqk", query, key)
 
 
 def mix(probabilities: Array, value: Array, lattice: int = 0) -> Array:
-    """P V: (H, rows, columns), (H, columns, d_k) -> (H, rows, d_k). lattice: as of `scores`."""
+    """P V: (H, rows, columns), (H, columns, d_k) -> (H, rows, d_k). lattice: outside SPU."""
     if lattice:
         return pair_result(share_steps.shared_product(probabilities, value))
     return jnp.einsum("hqk,hkd->hqd", probabilities, value)
-
-
-def scaled(x: Array, factor: Array | float) -> Array:
-    """Elementwise times a factor, broadcast: the halves of a gated FFN, beta x, q / t, gains of the He & Hofmann block.
-    For a public factor only the truncation costs."""
-    return x * factor
 
 
 def causal_mean(x: Array, rows: int) -> Array:
@@ -114,13 +92,8 @@ def causal_average(tokens: int) -> np.ndarray:
     return (np.tril(np.ones((tokens, tokens))) / np.arange(1, tokens + 1)[:, None]).astype(np.float32)
 
 
-def inverse_sums(x: Array) -> Array:
-    """1 / sum of every row: (H, rows, columns) -> (H, rows)."""
-    return 1.0 / jnp.sum(x, -1)
-
-
 def reciprocal_sums(x: Array, narrow: int = 1) -> Array:
-    """`inverse_sums` of exponentials of which each row's largest is 1, so that sums lie between 1 and `columns`."""
+    """1 / sum of each row of exponentials, of which the largest is 1: sums lie between 1 and `columns`."""
     return bounded.reciprocal(jnp.sum(x, -1), (1.0 + 2.0**-8) * x.shape[-1])
 
 
@@ -135,36 +108,30 @@ def reciprocal_means(x: Array, narrow: int = 1) -> Array:
     return jnp.append(inverse * factors, outside * np.float32(share_steps.CHECK_UNIT))
 
 
-def divide_by_sums(x: Array) -> Array:
-    """Rows of (H, rows, columns) divided by their sums."""
-    return x / jnp.sum(x, -1, keepdims=True)
-
-
-def scale_rows(x: Array, factors: Array) -> Array:
-    """Rows of (H, rows, d_k) times (H, rows), both secret, element by element."""
-    return x * factors[..., None]
-
-
 KINDS: dict[str, Kind] = {
-    "embedding_slice": Kind(multiplied, ("client", "server")),
+    # Slices of one-hot rows times slices of the embedding table; SPU compares each id with all numbers below V.
+    "embedding_slice": Kind(operator.matmul, ("client", "server")),
     "embedding_lookup": Kind(embedding_lookup, ("client", "server")),
-    "id_lookup": Kind(id_lookup, ("ids", "secret")),
-    "linear": Kind(multiplied, ("secret", "server")),
+    "id_lookup": Kind(lambda ids, table: jnp.take(table, ids, axis=0), ("ids", "secret")),
+    # States times the server's matrices, or slices of them.
+    "linear": Kind(operator.matmul, ("secret", "server")),
     "lattice_linear": Kind(lattice_linear, ("secret", "server")),
     "vocabulary_slice": Kind(vocabulary_slice, ("secret", "server")),
     "scores": Kind(scores, ("secret", "secret")),
     "mix": Kind(mix, ("secret", "secret")),
-    "gate": Kind(scaled, ("secret", "secret")),
-    "scale": Kind(scaled, ("secret", "server")),
-    "scale_public": Kind(scaled, ("secret",)),
-    "scale_rows": Kind(scale_rows, ("secret", "secret")),
+    # Elementwise, broadcast: the halves of a gated FFN, beta x, q / t, He & Hofmann gains; then rows of (H, rows, d_k).
+    "gate": Kind(operator.mul, ("secret", "secret")),
+    "scale": Kind(operator.mul, ("secret", "server")),
+    "scale_public": Kind(lambda x, factor: x * factor, ("secret",)),
+    "scale_rows": Kind(lambda x, factors: x * factors[..., None], ("secret", "secret")),
     "scale_row_tiles": Kind(nonlinear.row_tiles, ("secret", "secret")),
     "scale_row_tiles_by_server": Kind(nonlinear.row_tiles, ("secret", "server")),
     "causal_mean": Kind(causal_mean, ("secret",)),
-    "inverse_sums": Kind(inverse_sums, ("secret",)),
+    # Sums are those of rows of (H, rows, columns).
+    "inverse_sums": Kind(lambda x: 1.0 / jnp.sum(x, -1), ("secret",)),
     "reciprocal_sums": Kind(reciprocal_sums, ("secret",)),
     "reciprocal_means": Kind(reciprocal_means, ("secret",)),
-    "divide_by_sums": Kind(divide_by_sums, ("secret",)),
+    "divide_by_sums": Kind(lambda x: x / jnp.sum(x, -1, keepdims=True), ("secret",)),
     "softmax_plain": Kind(nonlinear.softmax_plain, ("secret",)),
     "softmax_cached": Kind(nonlinear.softmax_plain, ("secret", "public")),
     "softmax_clipped": Kind(nonlinear.softmax_clipped, ("secret",)),
@@ -279,7 +246,6 @@ def linear_in_slices(run: Callable[..., Array], x: Array, weight: Array) -> Arra
 
 @cache
 def _result_shape(operation: Operation) -> Shape:
-    """Cached, because a network repeats its operations and tracing one takes milliseconds."""
     return tuple(jax.eval_shape(operation.function(), *operation.arrays).shape)
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -35,12 +36,8 @@ class ShareStep:
     types: tuple[tuple[tuple[int, ...], np.dtype], ...]
 
 
-@dataclass(frozen=True)
-class Plan:
-    """A function as segments and steps in order; `drop[i]` are the names no longer needed after part i."""
-
-    parts: tuple[Segment | ShareStep, ...]
-    drop: tuple[tuple[str, ...], ...]
+Plan = list[tuple[Segment | ShareStep, list[str]]]
+"""A function as segments and steps in order, each with the names that no later part needs."""
 
 
 def plan(
@@ -64,47 +61,47 @@ def plan(
         return None
     names: dict[Any, str] = dict(zip(jaxpr.invars, inputs, strict=True))
     secret = {variable for variable, name in names.items() if name not in public_inputs}
-    groups: list[list[Any]] = [[]]
-    steps: list[Any] = []
+    groups, steps, public = [[]], [], []  # of equations
     for equation in jaxpr.eqns:
         if equation.primitive is on_shares:
             if any(hasattr(variable, "val") or variable not in secret for variable in equation.invars):
                 raise ValueError("a step on shares needs a secret")
             steps.append(equation)
             groups.append([])
-        elif any(variable in secret for variable in _variables(equation.invars)):
-            groups[-1].append(equation)
-        else:
+        elif secret.isdisjoint(_variables(equation.invars)):
+            public.append(equation)
             continue
+        else:
+            groups[-1].append(equation)
         secret.update(equation.outvars)
-    public = [e for e in jaxpr.eqns if e.primitive is not on_shares and not any(v in secret for v in e.outvars)]
-    defined = [{v for e in group for v in e.outvars} for group in groups]
 
     def name(variable: Any) -> str:
         return names.setdefault(variable, f"{outputs[0]}.{len(names)}")
 
-    wanted: list[list[Any]] = []  # for each group, the values that others need, in order
-    for index, own in enumerate(defined):
-        later = [v for e in (e for group in groups[index + 1 :] for e in group) for v in _variables(e.invars)]
-        later += [v for e in steps[index:] for v in e.invars]
-        if index < len(groups) - 1:
-            later += _variables(jaxpr.outvars)
-        wanted.append([v for v in dict.fromkeys(later) if v in own])
     parts: list[Segment | ShareStep] = []
     functions: dict[Any, Callable[..., Any]] = {}
     for index, group in enumerate(groups):
-        last = index == len(groups) - 1
-        results = list(jaxpr.outvars) if last else wanted[index]
+        last = index == len(steps)
+        results = jaxpr.outvars
+        if not last:
+            own = {variable for equation in group for variable in equation.outvars}
+            later = [*itertools.chain(*groups[index + 1 :]), *steps[index:]]
+            used = [*(variable for equation in later for variable in equation.invars), *jaxpr.outvars]
+            results = [variable for variable in dict.fromkeys(_variables(used)) if variable in own]
         if results:
             function_, needed = _segment(closed, [*public, *group], results, secret, functions)
-            made = tuple(outputs) if last else tuple(name(v) for v in results)
-            parts.append(Segment(function_, tuple(name(v) for v in needed), made))
+            made = outputs if last else map(name, results)
+            parts.append(Segment(function_, tuple(map(name, needed)), tuple(made)))
         if not last:
-            equation = steps[index]
-            taken, made = (tuple(map(name, some)) for some in (equation.invars, equation.outvars))
-            types = tuple((variable.aval.shape, variable.aval.dtype) for variable in equation.outvars)
-            parts.append(ShareStep(equation.params["step"], taken, made, types))
-    return Plan(tuple(parts), _unneeded(parts, set(inputs) | set(outputs)))
+            taken, made = (tuple(map(name, some)) for some in (steps[index].invars, steps[index].outvars))
+            types = tuple((variable.aval.shape, variable.aval.dtype) for variable in steps[index].outvars)
+            parts.append(ShareStep(steps[index].params["step"], taken, made, types))
+    kept = {*inputs, *outputs}
+    last_use = {name: index for index, part in enumerate(parts) for name in (*part.inputs, *part.outputs)}
+    ends: list[list[str]] = [[] for _ in parts]
+    for name_ in sorted(last_use.keys() - kept):
+        ends[last_use[name_]].append(name_)
+    return list(zip(parts, ends, strict=True))
 
 
 def _variables(values: Sequence[Any]) -> list[Any]:
@@ -153,39 +150,13 @@ def _computation(jaxpr: Any) -> tuple[Any, ...]:
     """What a jaxpr computes, whatever its variables are called. Its text says the same, but takes seconds."""
     numbers: dict[Any, int] = {}
 
-    def reference(variable: Any) -> tuple[Any, Any]:
-        known = repr(variable.val) if hasattr(variable, "val") else numbers.setdefault(variable, len(numbers))
-        return variable.aval, known
+    def read(values: Sequence[Any]) -> tuple[Any, ...]:
+        known = (repr(v.val) if hasattr(v, "val") else numbers.setdefault(v, len(numbers)) for v in values)
+        return tuple(zip((value.aval for value in values), known, strict=True))
 
-    def references(variables: Sequence[Any]) -> tuple[Any, ...]:
-        return tuple(map(reference, variables))
+    def settings(equation: Any) -> tuple[Any, ...]:
+        return tuple((name, tuple(v) if isinstance(v, list) else v) for name, v in equation.params.items())
 
-    given = references([*jaxpr.constvars, *jaxpr.invars])
-    steps = tuple(
-        (
-            *(equation.primitive, references(equation.invars), references(equation.outvars)),
-            *((name, _hashable(value)) for name, value in equation.params.items()),
-        )
-        for equation in jaxpr.eqns
-    )
-    return given, steps, references(jaxpr.outvars)
-
-
-def _hashable(value: Any) -> Any:
-    """A list as a tuple. Any other value without a hash is equal to none: sharing a function for it could be wrong."""
-    if isinstance(value, list):
-        return tuple(map(_hashable, value))
-    try:
-        hash(value)
-    except TypeError:
-        return object()
-    return value
-
-
-def _unneeded(parts: Sequence[Segment | ShareStep], kept: set[str]) -> tuple[tuple[str, ...], ...]:
-    """After each part, the names that no later part takes."""
-    last = {name: index for index, part in enumerate(parts) for name in (*part.inputs, *part.outputs)}
-    over = [
-        sorted(name for name, at in last.items() if at == index and name not in kept) for index in range(len(parts))
-    ]
-    return tuple(map(tuple, over))
+    given = read([*jaxpr.constvars, *jaxpr.invars])
+    steps = tuple((e.primitive, read(e.invars), read(e.outvars), settings(e)) for e in jaxpr.eqns)
+    return given, steps, read(jaxpr.outvars)

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
-from functools import cache
 from typing import Any
 
 import numpy as np
@@ -27,7 +26,7 @@ from aero.two_party.program.optimizations import (
     parse_program,
     program_name,
 )
-from aero.weight_transforms import fold_weight_norm, foldable
+from aero.weight_transforms import fold_weight_norm
 
 CONDITION_BUDGET = 100.0
 State = Mapping[str, Tensor]
@@ -35,31 +34,23 @@ State = Mapping[str, Tensor]
 
 def weight_arrays(model: GPT, program: str) -> dict[str, np.ndarray]:
     """The folded weights of `model` as float32 arrays by name. ValueError for an unknown program."""
-    if foldable(model):
-        model = fold_weight_norm(model)
-    weights = folded(model.architecture, model.config, model.state_dict(), program)
+    weights = folded(model.architecture, model.config, fold_weight_norm(model).state_dict(), program)
     return {name: value.to(torch.float32).contiguous().numpy() for name, value in weights.flat().items()}
 
 
 def weight_shapes(architecture: Architecture, config: ModelConfig, program: str) -> dict[str, tuple[int, ...]]:
     """Shapes of the folded weights, which are all that a client knows of the server's model."""
     architecture = architecture.at_inference()
-    whole = folded(architecture, config, _shapes_of_model(architecture, config), program)
-    return {name: tuple(value.shape) for name, value in whole.flat().items()}
-
-
-@cache
-def _shapes_of_model(architecture: Architecture, config: ModelConfig) -> dict[str, Tensor]:
-    """A state of `aero.model.GPT` without values."""
     with torch.device("meta"):
-        return GPT(architecture, config).state_dict()
+        state = GPT(architecture, config).state_dict()
+    return {name: tuple(value.shape) for name, value in folded(architecture, config, state, program).flat().items()}
 
 
 def folded(architecture: Architecture, config: ModelConfig, state: State, program: str) -> Weights:
     """Weights of `program`, float64, from a state of `aero.model.GPT` without norms of weights.
 
-    "as_written" keeps every matrix and folds only 1/alpha and He & Hofmann scalars that multiply one of the server's
-    matrices. Optimizations fold the rest. ValueError for an architecture or a program that cannot be computed.
+    "as_written" folds only 1/alpha and He & Hofmann scalars that multiply one of the server's matrices. ValueError for
+    an architecture or a program that cannot be computed.
     """
     if architecture.core != "softmax":
         raise ValueError(f"{architecture}: a private pass computes softmax attention only; take an SM architecture")
@@ -122,24 +113,19 @@ def within_budget(model: GPT, program: str, budget: float = CONDITION_BUDGET, fr
     optimizations, rebased = parse_program(program)
     if model.architecture.ffn != "gelu":
         optimizations -= {"gelu_by_squares"}
-    if foldable(model):
-        model = fold_weight_norm(model)
-    architecture, state = model.architecture, model.state_dict()
+    architecture, state = model.architecture, fold_weight_norm(model).state_dict()
     if "lattice_lookup" in optimizations and model.config.vocabulary >= lookup.LEAST_VOCABULARY:
         if not lookup.fits(_token_embedding(state, model.config).numpy(), fraction_bits):
             optimizations -= {"lattice_lookup"}
     if absorbs(architecture, optimizations):
         rebased = _rebased(architecture, model.config, state, budget)
     if optimizations & {"lattice_products", "lattice_rest"}:
-        weights = folded(architecture, model.config, state, program_name(optimizations, rebased))
-        matrices = [matrix for layer in weights.layers for matrix in layer.matrices]
-        matrices += [] if weights.basis is None else [weights.basis.weight]
-        rest = [*matrices, weights.head.weight]
-        for name, needed, wide in (
-            ("lattice_products", matrices, matmul.WIDE),
-            ("lattice_rest", rest, matmul.WIDE_OF_A_ROW),
-        ):
-            if name in optimizations and not all(matmul.fits(one.numpy(), fraction_bits, wide) for one in needed):
+        weights = folded(architecture, model.config, state, program_name(optimizations, rebased)).flat()
+        matrices = [w for name, w in weights.items() if name.endswith(".weight") and w.ndim == 2]
+        but_head = [w for w in matrices if w is not weights["head.weight"]]
+        wide = {"lattice_products": (but_head, matmul.WIDE), "lattice_rest": (matrices, matmul.WIDE_OF_A_ROW)}
+        for name, (needed, columns) in wide.items():
+            if name in optimizations and not all(matmul.fits(one.numpy(), fraction_bits, columns) for one in needed):
                 optimizations -= {name}
     return program_name(optimizations, rebased)
 
@@ -175,13 +161,10 @@ def _affine(block: State, name: str, width: int) -> Affine:
 
 @dataclass
 class _Ffn:
-    """A feed-forward network while it is folded: one matrix (up None) or two, and the rest of its weights.
-
-    up: with a gate, [gate | up].
-    """
+    """The feed-forward network of a `Layer` while it is folded."""
 
     up: Affine | None
-    last: Affine
+    down: Affine
     beta: Any = None
     slope: Any = None
     around: Affine | None = None
@@ -196,21 +179,21 @@ class _Ffn:
             up = side_by_side([_affine(block, name, config.ffn_width) for name in first])
             ffn = cls(up, _affine(block, "ffn.down", config.width))
         if architecture.scaled and architecture.block != "he_hofmann":
-            ffn.last = Affine(ffn.last.weight / block["alpha"], ffn.last.bias / block["alpha"])
+            ffn.down = Affine(ffn.down.weight / block["alpha"], ffn.down.bias / block["alpha"])
             ffn.beta = block["beta"]
         return ffn
 
     def change_first(self, change: Callable[[Affine], Affine]) -> None:
         if self.up is None:
-            self.last = change(self.last)
+            self.down = change(self.down)
         else:
             self.up = change(self.up)
 
     def as_one(self) -> Affine:
         """The one matrix of an FFN without an activation."""
         if self.up is None:
-            return self.last
-        return Affine(self.up.weight @ self.last.weight, self.up.bias @ self.last.weight + self.last.bias)
+            return self.down
+        return Affine(self.up.weight @ self.down.weight, self.up.bias @ self.down.weight + self.down.bias)
 
     def with_residual(self) -> Affine:
         """A linear feed-forward block with the residual connection around it: x -> x M + c."""
@@ -218,8 +201,7 @@ class _Ffn:
         return Affine(one.weight + (1.0 if self.beta is None else self.beta) * _identity(one.weight), one.bias)
 
     def into(self, layer: Layer) -> Layer:
-        parts = {"fused": self.last} if self.up is None else {"up": self.up, "down": self.last}
-        return replace(layer, beta=self.beta, slope=self.slope, around=self.around, **parts)
+        return replace(layer, **vars(self))
 
 
 def _query_key(block: State, config: ModelConfig, scaled: bool) -> list[Affine]:
@@ -259,15 +241,11 @@ def _pre_ln(
         projections = [one.after_norm(ln_1) for one in projections]
     elif basis is not None:
         projections = [one.reading(basis) for one in projections]
-    layer = Layer(
-        ln_1=None if fold_norms else ln_1,
-        inverse_temperature=1.0 / block["attention.temperature"] if architecture.temperature else None,  # (H, T)
-        **(
-            {"qkv": side_by_side(projections)}
-            if "one_qkv" in optimizations
-            else dict(zip(("query", "key", "value"), projections, strict=True))
-        ),
-    )
+    matrices = dict(zip(("query", "key", "value"), projections, strict=True))
+    if "one_qkv" in optimizations:
+        matrices = {"qkv": side_by_side(projections)}
+    temperature = 1.0 / block["attention.temperature"] if architecture.temperature else None  # (H, T)
+    layer = Layer(ln_1=None if fold_norms else ln_1, inverse_temperature=temperature, **matrices)
     output = _affine(block, "attention.output", config.width)
     if linear_ffn(architecture) and "folded_ffn" in optimizations:
         if ffn is not None:
@@ -289,23 +267,21 @@ def _pre_ln(
         if ffn is not None:
             ffn.beta = None
             ffn.change_first(lambda one: one.reading(before))
-            ffn.last = ffn.last.then(_inverse_gains(basis))
+            ffn.down = ffn.down.then(_inverse_gains(basis))
     layer = replace(layer, output=output)
     if ffn is None:
         return layer, basis
-    if norm:
-        ln_2 = _norm(block, "ln_2")
-        if fold_norms:
-            ffn.change_first(lambda one: one.after_norm(ln_2))
-        else:
-            layer = replace(layer, ln_2=ln_2)
+    if norm and fold_norms:
+        ffn.change_first(lambda one: one.after_norm(_norm(block, "ln_2")))
+    elif norm:
+        layer = replace(layer, ln_2=_norm(block, "ln_2"))
     if architecture.ffn == "linear" and "folded_ffn" in optimizations:  # LayerNorm before it, no activation inside
-        ffn.last, ffn.up = ffn.as_one(), None
+        ffn.down, ffn.up = ffn.as_one(), None
     if architecture.ffn == "leaky_relu" and "folded_ffn" in optimizations:
         # Of u + (1 - s)(relu(u) - u), the linear part s u becomes one small matrix around the activation.
-        slope, up, down = block["slope"], ffn.up, ffn.last
+        slope, up, down = block["slope"], ffn.up, ffn.down
         ffn.around = Affine(slope * up.weight @ down.weight)
-        ffn.last = Affine((1.0 - slope) * down.weight, down.bias + slope * up.bias @ down.weight)
+        ffn.down = Affine((1.0 - slope) * down.weight, down.bias + slope * up.bias @ down.weight)
     elif architecture.ffn == "leaky_relu":
         ffn.slope = block["slope"]
     return ffn.into(layer), basis
@@ -329,7 +305,7 @@ def _he_hofmann(
     if fold:
         return _combined(layer, config, ffn), None
     if ffn is not None:
-        ffn.last = ffn.last.times(layer.b_ff)
+        ffn.down = ffn.down.times(layer.b_ff)
         layer = replace(ffn.into(layer), b_ff=None)
     return _gains_folded(layer, config, basis) if AS_PUBLISHED in optimizations else (layer, None)
 
@@ -353,7 +329,7 @@ def _combined(layer: Layer, config: ModelConfig, ffn: _Ffn | None) -> Layer:
         qk = qk.after_norm(layer.ln_1)
         direct, mean = gain * direct, gain * mean
         values = Affine(gain * before, shift @ before)
-    return Layer(value=values, qk=qk, combine=Affine(torch.cat([direct, b, mean]), bias))
+    return Layer(value=values, qkv=qk, combine=Affine(torch.cat([direct, b, mean]), bias))
 
 
 def _gains_folded(layer: Layer, config: ModelConfig, basis: Tensor | None) -> tuple[Layer, Tensor]:
@@ -366,18 +342,16 @@ def _gains_folded(layer: Layer, config: ModelConfig, basis: Tensor | None) -> tu
     before = _identity(layer.query.weight) if basis is None else basis
     after = before @ torch.diag(b.flatten().repeat_interleave(config.width // config.heads))
     inverse = _inverse_gains(after)
-    direct, up, down, fused = a / b, layer.up, layer.down, layer.fused
+    direct, up, down = a / b, layer.up, layer.down
     if b_ff is not None and layer.value is None:
         direct = direct + b_ff / b
     elif b_ff is not None:  # the first layer, where V is not n
-        fused = Affine(b_ff * before, torch.zeros_like(layer.query.bias))
+        down = Affine(b_ff * before, torch.zeros_like(layer.query.bias))
     if up is not None:
         up, down = up.reading(before), down.then(inverse)
-    elif fused is not None:
-        fused = fused.reading(before).then(inverse)
+    elif down is not None:
+        down = down.reading(before).then(inverse)
     seen = torch.ones(config.context, config.context, dtype=b.dtype, device=b.device).tril()
     shape = direct * _identity(seen) - g / b * (seen / seen.sum(1, keepdim=True))
     query, key = layer.query.reading(before), layer.key.reading(before)
-    return Layer(
-        query=query, key=key, value=layer.value, ln_1=layer.ln_1, up=up, down=down, fused=fused, shape=shape
-    ), after
+    return Layer(query=query, key=key, value=layer.value, ln_1=layer.ln_1, up=up, down=down, shape=shape), after

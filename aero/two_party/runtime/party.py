@@ -138,7 +138,7 @@ class Party:
             from aero.two_party.program.plan import Segment
 
             profiles: list[Profile] = []
-            for part, unneeded in zip(plan.parts, plan.drop, strict=True):
+            for part, unneeded in plan:
                 before_part(part.inputs, sum(profile.bytes for profile in profiles))
                 if isinstance(part, Segment):
                     profiles.append(self._run_on_spu(part.function, part.inputs, part.outputs))
@@ -160,7 +160,7 @@ class Party:
         from aero.two_party.program.plan import ShareStep
 
         plan, known, start = self._plan(function, inputs, outputs), len(self._prepared), time.monotonic()
-        for part in plan.parts if plan is not None else ():
+        for part, _ in plan or ():
             if isinstance(part, ShareStep):
                 self._prepare(part)
         if len(self._prepared) > known:
@@ -263,7 +263,7 @@ class Party:
         context = self._step_context(messages, runs)
         prepared, start = self._prepare(part), time.monotonic()
         shapes = [self._held[name].shape for name in part.inputs]
-        last = (*(() if step.prepare is None else (prepared,)), *((shapes,) if step.shaped else ()))
+        last = () if step.prepare is None else (prepared, shapes)
         if step.in_the_clear:
             results = step.of_shares(context, *(self._clear[name] for name in part.inputs[:-1]), *last)
         else:
@@ -274,7 +274,8 @@ class Party:
                     "lattice_lookup, lattice_products, lattice_attention and lattice_rest"
                 )
             secrets = part.inputs if step.prepare is None else part.inputs[:-1]
-            shares = [ring_elements(self._engine.runtime.get_var(name), "AShr") for name in secrets]
+            shares = (ring_elements(self._engine.runtime.get_var(name), "AShr") for name in secrets)
+            shares = (share.reshape(self._held[name].shape) for name, share in zip(secrets, shares, strict=True))
             results = step.of_shares(context, *shares, *last)
         for output, values, (shape, dtype), owner in zip(part.outputs, results, part.types, step.owners, strict=True):
             owner = owner if self.settings.colocated else None

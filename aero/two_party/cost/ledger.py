@@ -37,7 +37,6 @@ Measured = Annotated[float, AfterValidator(_or_nan)]
 """NaN where it was not measured, such as seconds on a machine that was not quiet, or is composed of such."""
 Number = Annotated[int, Field(ge=1)]
 Object = Annotated[str, AfterValidator(_object)]
-_EMPTY = BeforeValidator(lambda value: None if value == "" else value)
 
 
 @dataclass(frozen=True)
@@ -80,7 +79,7 @@ class Row:
     """Cost of one private forward pass. bytes, messages, rounds: both directions; seconds: computing on loopback.
 
     embedding_bytes, head_bytes, ln_f_bytes, setup_bytes (once a session): parts of bytes. method: "composed".
-    max_logit_error: None for a composed row. None: not measured.
+    max_logit_error: None for a composed row.
     """
 
     named_by = ("architecture", "model", "context", "program")
@@ -91,18 +90,18 @@ class Row:
     program: str
     bytes: Amount
     messages: Amount
-    rounds: Annotated[Measured | None, _EMPTY]
+    rounds: Measured
     seconds: Measured
-    latency_wan_s: Annotated[Measured | None, _EMPTY]
-    latency_lan_s: Annotated[Measured | None, _EMPTY]
+    latency_wan_s: Measured
+    latency_lan_s: Measured
     method: str
-    max_logit_error: Annotated[Amount | None, _EMPTY]
+    max_logit_error: Annotated[Amount | None, BeforeValidator(lambda value: value or None)]
     bytes_client: Amount
     bytes_server: Amount
-    embedding_bytes: Annotated[Amount | None, _EMPTY]
-    head_bytes: Annotated[Amount | None, _EMPTY]
-    ln_f_bytes: Annotated[Amount | None, _EMPTY]
-    setup_bytes: Annotated[Amount | None, _EMPTY]
+    embedding_bytes: Amount
+    head_bytes: Amount
+    ln_f_bytes: Amount
+    setup_bytes: Amount
     provenance: Object
 
 

@@ -38,15 +38,14 @@ def of(rows) -> Operations:
     return Operations(ledger.by_operation(rows))
 
 
-def model_errors(operations: Operations) -> dict[tuple[str, int, bool], float | None]:
+def model_errors(operations: Operations) -> dict[tuple[str, int, bool], float]:
     """Leave-one-out errors of bytes by (group, measured sizes, on one row)."""
     found = {}
     for group, members in operations.groups.items():
         for one_row in {one.one_row for one, _ in members}:
             models = [operations.model_for(group, side, one_row)[0] for side in SIDES]
-            errors = [None if model is None else model.error for model in models]
             key = group.rpartition(" ")[0], sum(one.one_row is one_row for one, _ in members), one_row
-            found[key] = None if None in errors else max(errors)
+            found[key] = max(math.inf if model is None else model.error for model in models)
     return found
 
 
@@ -132,7 +131,7 @@ def test_the_error_is_that_of_leave_one_out():
     points = [((x,), (1.0, x), y) for x, y in ((1, 1.0), (2, 2.0), (4, 4.0))]
     assert fit(points).error == pytest.approx(0, abs=1e-9)
     assert fit([*points, ((3,), (1.0, 3.0), 3.3)]).error == pytest.approx(1 - 1 / 1.1, abs=0.02)
-    assert fit(points[:1]).error is None and fit([]) is None
+    assert fit(points[:1]).error == math.inf and fit([]) is None
     assert min(fit([((1,), (1.0, 1.0), 2.0), ((2,), (1.0, 2.0), 1.0)]).factors) >= 0
 
 

@@ -47,21 +47,19 @@ Point = tuple[Sequence[int], Sequence[float], float]
 class LinearModel:
     """quantity = sum of factor x feature.
 
-    error: largest relative error at a point left out of the fit; None with too few points. others: other factors that
-    fit as well within that error, as features measured only in one proportion cannot be told apart.
+    error: largest relative error at a point left out of the fit; infinite with too few points. others: other factors
+    that fit as well within that error, as features measured only in one proportion cannot be told apart.
     """
 
     factors: Factors
-    error: float | None
+    error: float
     others: tuple[Factors, ...] = ()
 
     def __call__(self, features: Sequence[float]) -> float:
         return _sum(self.factors, features)
 
     def bound(self, features: Sequence[float]) -> float:
-        """Relative error bound: `error`, or the largest difference from `others`. Infinite without an error."""
-        if self.error is None:
-            return math.inf
+        """Relative error bound: `error`, or the largest difference from `others`."""
         value = self(features)
         differences = (abs(_sum(one, features) - value) for one in self.others)
         return max([self.error, *(relative(difference, value) for difference in differences)])
@@ -124,7 +122,7 @@ class Operations:
         if row is None:
             # Rounds and seconds may have been measured at fewer sizes: beyond these they have no bound.
             models = [self.model_for(wanted.group, name, wanted.one_row)[0] for name in QUANTITIES[:3]]
-            bounded = all(model is not None and model.error is not None for model in models)
+            bounded = all(model is not None and model.error < math.inf for model in models)
             inside = packing.within(wanted.sizes, [one.sizes for one, _ in others])
             how = "interpolated" if inside and bounded else "extrapolated"
         elif "seconds" not in values and (timed or "rounds" not in values):
@@ -205,7 +203,7 @@ class Operations:
         both, alike = self.model(group, quantity), self._points(group, quantity, one_row)
         if LEAST_OWN <= len(alike) < len(self._points(group, quantity)):
             own = self.model(group, quantity, one_row)
-            if own and own.error is not None and (not both or both.error is None or own.error <= both.error):
+            if own and own.error < math.inf and (not both or own.error <= both.error):
                 return own, one_row
         return both, None
 
@@ -239,9 +237,7 @@ def fit(points: Sequence[Point]) -> LinearModel | None:
         predicted = _sum(without, features)
         # Relative to the prediction, as bounds are used.
         (between if inside else outer).append(relative(abs(value - predicted), predicted))
-    errors = between or outer
-    if not errors:
-        return LinearModel(whole, None)
+    errors = between or outer or [math.inf]
     # The fit itself may miss an outer point by more than its leave-one-out error.
     allowed = max(*errors, _largest_miss(whole, points), SAME_ERROR)
     return LinearModel(whole, max(errors), tuple(one for one in possible if _largest_miss(one, points) <= allowed))

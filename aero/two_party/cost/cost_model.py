@@ -81,8 +81,7 @@ class OperationCost:
     """Cost of one run of an operation by `QUANTITIES`.
 
     how: "measured", "timed by law" (measured, but its seconds interpolated), "interpolated" or "extrapolated".
-    errors: relative bounds by quantity; 0 for measured ones, infinite where unknown, as with seconds of NaN: of a kind
-    that was never timed.
+    errors: relative bounds by quantity; 0 for measured ones, infinite where unknown, as for a kind never timed (NaN).
     """
 
     values: Mapping[str, float]
@@ -92,9 +91,10 @@ class OperationCost:
 
 @dataclass
 class Operations:
-    """Measured operations by (op, shape), and the models between them."""
+    """Measured operations by (op, shape), and the models between them. without: as `packing.sized` takes it."""
 
     measured: Mapping[tuple[str, str], ledger.Measurement]
+    without: Sequence[str] = ()
     _models: dict[tuple[str, str, bool | None], LinearModel | None] = field(default_factory=dict)
 
     @cached_property
@@ -102,7 +102,7 @@ class Operations:
         """Measured operations by the model they follow."""
         found: dict[str, list[tuple[packing.Sized, ledger.Measurement]]] = {}
         for (op, shape), row in self.measured.items():
-            one = packing.sized(op, shape)
+            one = packing.sized(op, shape, self.without)
             found.setdefault(one.group, []).append((one, row))
         return found
 
@@ -158,19 +158,14 @@ class Operations:
         if row is not None and math.isfinite(row.rounds):
             return row.rounds
         one = packing.sized(op, shape, PARALLEL)
-        model = self._rounds_models.get(one.group)
+        model = self._all_blockings.model(one.group, "rounds")
         if model is None:
             raise UserError(f"the rounds of {op} were not measured")
         return model(packing.features(one)["rounds"])
 
     @cached_property
-    def _rounds_models(self) -> dict[str, LinearModel | None]:
-        points: dict[str, list[Point]] = {}
-        for (op, shape), row in self.measured.items():
-            if math.isfinite(row.rounds):
-                one = packing.sized(op, shape, PARALLEL)
-                points.setdefault(one.group, []).append((one.sizes, packing.features(one)["rounds"], row.rounds))
-        return {group: fit(of_group) for group, of_group in points.items()}
+    def _all_blockings(self) -> Operations:
+        return Operations(self.measured, PARALLEL)
 
     def _refusal(self, op: str, shape: str, wanted: packing.Sized) -> str:
         """Why there is no answer for an operation that was not measured."""
@@ -266,22 +261,20 @@ def _factors(points: Sequence[tuple[Sequence[float], float]]) -> tuple[list[Fact
     width = matrix.shape[1]
     best: list[tuple[float, int, Factors] | None] = [None] * len(weights)
     possible: list[Factors] = []
-    # With so few features, trying every subset is the simplest way to non-negative factors. Subsets of one size are
-    # solved in one stack: (subsets, fits, points, size).
-    for size in range(1, min(width, len(values)) + 1):
-        subsets = list(itertools.combinations(range(width), size))
-        part = weights[None, :, :, None] * np.moveaxis(matrix[:, subsets], 1, 0)[:, None]
-        scale = np.abs(part).max(2)
+    # With so few features, trying every subset is the simplest way to non-negative factors. The fits of one subset are
+    # solved in one stack: (fits, points, size).
+    sizes = range(1, min(width, len(values)) + 1)
+    for subset in itertools.chain.from_iterable(itertools.combinations(range(width), size) for size in sizes):
+        part, size = weights[..., None] * matrix[:, subset], len(subset)
+        scale = np.abs(part).max(1)
         usable = scale.all(-1) & (weights.sum(1) >= size)
         scale = np.where(scale > 0, scale, 1)
-        ones = weights[None, :, :, None]
-        solved = (np.linalg.pinv(part / scale[:, :, None, :], rcond=1e-9) @ ones)[..., 0] / scale
-        residuals = ((part @ solved[..., None] - ones) ** 2).sum((2, 3))
-        usable &= (solved >= 0).all(-1)
-        for which, place in np.argwhere(usable).tolist():
+        solved = (np.linalg.pinv(part / scale[:, None, :], rcond=1e-9) @ weights[..., None])[..., 0] / scale
+        residuals = (((part @ solved[..., None])[..., 0] - weights) ** 2).sum(1)
+        for place in np.flatnonzero(usable & (solved >= 0).all(-1)).tolist():
             factors = np.zeros(width)
-            factors[list(subsets[which])] = solved[which, place]
-            residual, full = float(residuals[which, place]), tuple(factors.tolist())
+            factors[list(subset)] = solved[place]
+            residual, full = float(residuals[place]), tuple(factors.tolist())
             if place == 0:
                 possible.append(full)
             # A further feature must reduce the residual noticeably.

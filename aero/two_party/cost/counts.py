@@ -3,11 +3,8 @@
 Tracing a program (`aero.two_party.program.forward.operations`) loads JAX and PyTorch, which takes seconds.
 `counts.json` holds a rule for every architecture of the notation at every family's width: counts are linear in the
 number of layers L and of pruned FFNs x, and sizes in shapes are linear in the context T. Other widths, very shallow
-models and programs without rules are traced.
-
-`tests/two_party/test_counts.py` compares the rules with tracing. After a change of the programs, renew them with
-
-    python -m aero.two_party.cost.counts
+models and programs without rules are traced. After a change of the programs, renew the rules with
+`python -m aero.two_party.cost.counts`; `tests/two_party/test_counts.py` compares them with tracing.
 """
 
 from __future__ import annotations

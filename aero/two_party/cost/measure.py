@@ -72,22 +72,15 @@ def arguments(operation: Operation) -> list[np.ndarray]:
 
 def place(party: Party, operation: Operation) -> list[str]:
     """Place random arguments at their owners; returns the variables' names."""
-    names, values = [], arguments(operation)
-    for index, (shape, owner) in enumerate(zip(operation.shapes, operation.owners, strict=True)):
-        names.append(f"a{index}")
+    ranks = {"server": SERVER, "client": CLIENT}
+    for index, (value, owner) in enumerate(zip(arguments(operation), operation.owners, strict=True)):
         if owner == "public":
-            party.put_public(f"a{index}", values[index])
+            party.put_public(f"a{index}", value)
             continue
-        source = SERVER if owner == "server" else CLIENT
-        party.put(
-            f"a{index}",
-            values[index] if party.rank == source else None,
-            shape,
-            owner={"server": SERVER, "client": CLIENT}.get(owner),
-            from_rank=source,
-            dtype=values[index].dtype,
-        )
-    return names
+        source = ranks.get(owner, CLIENT)
+        given = value if party.rank == source else None
+        party.put(f"a{index}", given, value.shape, value.dtype, owner=ranks.get(owner), from_rank=source)
+    return [f"a{index}" for index in range(len(operation.owners))]
 
 
 def measure_task(

@@ -55,7 +55,6 @@ def main(arguments: list[str]) -> None:
         two_party.variant(),
         Settings(**two_party.settings()),
         rounds_runs=1 if own else 3,
-        relayed=own,  # small operations: one session instead of two
         repeats={todo[0].context: 1 if own else RUNS},
     )
     networks = {name: Network(one.bandwidth_mbit, one.rtt_ms) for name, one in two_party.networks.items()}

@@ -73,8 +73,8 @@ def test_evaluate_a_rule():
 
 def test_impossible_sizes():
     for arguments, changes, text in (
-        (("gpt2", 0), {}, "context 0 must be at least 1"),
-        (("gpt2", 10**23), {}, r"context must be at most 10,000,000 \(got 1000"),
+        (("gpt2", 0), {}, r"context must be 1 to 10,000,000 \(got 0"),
+        (("gpt2", 10**23), {}, r"context must be 1 to 10,000,000 \(got 1000"),
         (("gpt2", 128), {"heads": 7}, "width 768 is not divisible by 7 heads"),
     ):
         with pytest.raises(UserError, match=text):

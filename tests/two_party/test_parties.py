@@ -431,7 +431,7 @@ def test_a_log_that_never_ends_is_an_error_after_a_while(monkeypatch, tmp_path):
     monkeypatch.setattr(engine, "LOG_TIMEOUT_S", 0.3)
     (tmp_path / "log").write_bytes(b"[profile] half a li")
     log = os.open(tmp_path / "log", os.O_RDONLY)
-    with pytest.raises(ValueError, match="no complete SPU profile"):
+    with pytest.raises(ValueError, match="one complete SPU profile"):
         engine.read_profile(log, 0)
     os.close(log)
 

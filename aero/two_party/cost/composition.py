@@ -7,7 +7,7 @@ import math
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from aero.architecture import Architecture
 from aero.two_party.cost.cost_model import QUANTITIES, Operations, relative
@@ -112,14 +112,13 @@ def estimate(
     """
     needed = counts(architecture, sizes, program)
     whole, off, setup, timed_once = _Sum(), _Sum(), operations.setup_bytes(needed), 0.0
-    not_measured: dict[str, list[str]] = {"interpolated": [], "extrapolated": [], "timed by law": []}
+    listed: dict[str, list[str]] = {"interpolated": [], "extrapolated": [], "timed by law": [], "measured": []}
     for (op, shape), count in needed.items():
         one = operations.cost(op, shape, extrapolate)
         whole.add(count, op, one.values)
         off.add(count, op, {name: _absolute(one.values[name], one.errors[name]) for name in QUANTITIES})
-        if one.how in not_measured:
-            not_measured[one.how].append(f"{op} {shape}")
-        elif operations.measured[op, shape].runs == 1:
+        listed[one.how].append(f"{op} {shape}")
+        if one.how == "measured" and operations.measured[op, shape].runs == 1:
             timed_once += count * one.values["seconds"]
     by_part = {"embedding": 0.0, BLOCKS: 0.0, "vocabulary projection": 0.0, "set-up": setup}
     for kind, amount in whole.bytes_by_kind.items():
@@ -142,10 +141,10 @@ def estimate(
         by_part=by_part,
         seconds_by_kind=dict(whole.seconds_by_kind),
         operations=len(needed),
-        timed_by_law=tuple(not_measured["timed by law"]),
+        timed_by_law=tuple(listed["timed by law"]),
         seconds_timed_once=timed_once,
-        interpolated=tuple(not_measured["interpolated"]),
-        extrapolated=tuple(not_measured["extrapolated"]),
+        interpolated=tuple(listed["interpolated"]),
+        extrapolated=tuple(listed["extrapolated"]),
     )
 
 
@@ -167,20 +166,18 @@ def compose(
     from aero.two_party.program.forward import operations
 
     needed = operations(architecture, config, program, context)
-    whole, sources = _Sum(), {}
-    setup = session_setup(find(measured, operation) for operation in needed)
+    rows = {operation: find(measured, operation) for operation in needed}
+    whole, setup, sources = _Sum(), session_setup(rows.values()), {}
     for operation, count in needed.items():
-        one = find(measured, operation)
-        whole.add(count, one.op, vars(one))
-        source = json.loads(one.provenance)
+        whole.add(count, rows[operation].op, vars(rows[operation]))
+        source = json.loads(rows[operation].provenance)
         sources[source.get("measured", "")] = source
     ln_f = 0.0
     if config.ln_f:
         optimizations, _ = parse_program(program)
-        rows = 1 if "last_row" in optimizations else context
+        positions = 1 if "last_row" in optimizations else context
         kind = "normalise" if "folded_norms" in optimizations else "_norm"
-        norms = [o for o in needed if kind in o.kind and o.shapes[0][0] == rows]
-        ln_f = find(measured, norms[0]).bytes
+        ln_f = next(rows[o].bytes for o in needed if kind in o.kind and o.shapes[0][0] == positions)
     oldest, newest = sources[min(sources)], sources[max(sources)]
     source = newest | {"measured_first": oldest.get("measured"), "commit_first": oldest.get("commit")}
     source.pop("computation", None)
@@ -215,11 +212,9 @@ def compose(
     )
 
 
-def composition_error(passes: Iterable[Mapping[str, object]], quantity: str = "bytes") -> float | None:
+def composition_error(passes: Iterable[Mapping[str, Any]], quantity: str = "bytes") -> float | None:
     """Largest relative difference of a quantity ("bytes", "seconds" or "messages") between complete passes and the sum
     of their operations; None without a pass. passes: the entries of end_to_end.json and full_passes.json."""
-    keys = [f"composed_over_measured_{quantity}", *(["composed_over_measured"] if quantity == "bytes" else [])]
-    ratios = [entry.get(key) for entry in passes for key in keys]
-    return max(
-        (abs(ratio - 1) for ratio in ratios if isinstance(ratio, int | float) and math.isfinite(ratio)), default=None
-    )
+    keys = (f"composed_over_measured_{quantity}", "composed_over_measured" if quantity == "bytes" else "")
+    ratios = [entry[key] for entry in passes for key in keys if key in entry]
+    return max((abs(ratio - 1) for ratio in ratios if math.isfinite(ratio)), default=None)

@@ -37,7 +37,6 @@ LEAST_OWN = 4
 
 _MEASURE = "measure it (python -m stages.two_party_all ARCHITECTURE, with the sizes and the program given here)"
 _REMEDY = f"{_MEASURE} or see --extrapolate"
-_IN_CLONE = "run it in the root folder of a clone of this project"
 
 Factors = tuple[float, ...]
 Point = tuple[Sequence[int], Sequence[float], float]
@@ -48,21 +47,19 @@ Point = tuple[Sequence[int], Sequence[float], float]
 class LinearModel:
     """quantity = sum of factor x feature.
 
-    error: largest relative error at a point left out of the fit; None with too few points. others: other factors that
-    fit as well within that error, as features measured only in one proportion cannot be told apart.
+    error: largest relative error at a point left out of the fit; infinite with too few points. others: other factors
+    that fit as well within that error, as features measured only in one proportion cannot be told apart.
     """
 
     factors: Factors
-    error: float | None
+    error: float
     others: tuple[Factors, ...] = ()
 
     def __call__(self, features: Sequence[float]) -> float:
         return _sum(self.factors, features)
 
     def bound(self, features: Sequence[float]) -> float:
-        """Relative error bound: `error`, or the largest difference from `others`. Infinite without an error."""
-        if self.error is None:
-            return math.inf
+        """Relative error bound: `error`, or the largest difference from `others`."""
         value = self(features)
         differences = (abs(_sum(one, features) - value) for one in self.others)
         return max([self.error, *(relative(difference, value) for difference in differences)])
@@ -84,8 +81,7 @@ class OperationCost:
     """Cost of one run of an operation by `QUANTITIES`.
 
     how: "measured", "timed by law" (measured, but its seconds interpolated), "interpolated" or "extrapolated".
-    errors: relative bounds by quantity; 0 for measured ones, infinite where unknown, as with seconds of NaN: of a kind
-    that was never timed.
+    errors: relative bounds by quantity; 0 for measured ones, infinite where unknown, as for a kind never timed (NaN).
     """
 
     values: Mapping[str, float]
@@ -95,9 +91,10 @@ class OperationCost:
 
 @dataclass
 class Operations:
-    """Measured operations by (op, shape), and the models between them."""
+    """Measured operations by (op, shape), and the models between them. without: as `packing.sized` takes it."""
 
     measured: Mapping[tuple[str, str], ledger.Measurement]
+    without: Sequence[str] = ()
     _models: dict[tuple[str, str, bool | None], LinearModel | None] = field(default_factory=dict)
 
     @cached_property
@@ -105,7 +102,7 @@ class Operations:
         """Measured operations by the model they follow."""
         found: dict[str, list[tuple[packing.Sized, ledger.Measurement]]] = {}
         for (op, shape), row in self.measured.items():
-            one = packing.sized(op, shape)
+            one = packing.sized(op, shape, self.without)
             found.setdefault(one.group, []).append((one, row))
         return found
 
@@ -120,38 +117,27 @@ class Operations:
         row, wanted = self.measured.get((op, shape)), packing.sized(op, shape)
         values = {} if row is None else {name: float(getattr(row, name)) for name in QUANTITIES}
         values = {name: value for name, value in values.items() if not math.isnan(value)}
-        errors = dict.fromkeys(values, 0.0)
-        inside, unknown, how = True, False, "measured"
-        if "seconds" not in values and ("rounds" not in values or self._points(wanted.group, "seconds")):
-            others, timed = self.groups.get(wanted.group, []), len(self._points(wanted.group, "seconds"))
-            how = "interpolated" if row is None else "timed by law"
-            if row is None:
-                # Rounds and seconds may have been measured at fewer sizes: beyond these they have no bound.
-                inside = packing.within(wanted.sizes, [one.sizes for one, _ in others])
-                models = [self.model_for(wanted.group, name, wanted.one_row)[0] for name in QUANTITIES[:3]]
-                unknown = any(model is None or model.error is None for model in models)
-            if timed < 2 <= len(others) and not extrapolate:
-                raise UserError(
-                    f"{op} {shape} was measured without seconds, and too few other shapes have them; measure it again "
-                    "on a quiet machine, without --no-seconds, or see --extrapolate"
-                )
-            if not inside and not (extrapolate and others):
-                raise UserError(self._outside(op, shape, wanted, bool(others)))
-            if len(others) < 2:
-                raise UserError(
-                    f"{op} {shape} was not measured, and one measured shape ({others[0][1].shape}) is too few to "
-                    f"extrapolate; {_MEASURE}"
-                )
-            if unknown and not extrapolate:
-                raise UserError(
-                    f"{op} {shape} was not measured, and {len(others)} measured shapes of its kind are too few to "
-                    f"interpolate with a known error; {_REMEDY}"
-                )
+        errors, how = dict.fromkeys(values, 0.0), "measured"
+        others, timed = self.groups.get(wanted.group, []), len(self._points(wanted.group, "seconds"))
+        if row is None:
+            # Rounds and seconds may have been measured at fewer sizes: beyond these they have no bound.
+            models = [self.model_for(wanted.group, name, wanted.one_row)[0] for name in QUANTITIES[:3]]
+            bounded = all(model is not None and model.error < math.inf for model in models)
+            inside = packing.within(wanted.sizes, [one.sizes for one, _ in others])
+            how = "interpolated" if inside and bounded else "extrapolated"
+        elif "seconds" not in values and (timed or "rounds" not in values):
+            how = "timed by law"
+        if how != "measured" and len(others) < 2 or how == "extrapolated" and not extrapolate:
+            raise UserError(self._refusal(op, shape, wanted))
+        if how in ("interpolated", "timed by law") and timed < 2 <= len(others) and not extrapolate:
+            raise UserError(
+                f"{op} {shape} was measured without seconds, and too few other shapes have them; measure it again on a "
+                "quiet machine, without --no-seconds, or see --extrapolate"
+            )
         for name in QUANTITIES:
             if name not in values:
-                values[name], error = self._modelled(name, wanted)
-                errors[name] = error if inside else math.inf
-        return OperationCost(values, errors, "extrapolated" if unknown or not inside else how)
+                values[name], errors[name] = self._modelled(name, wanted)
+        return OperationCost(values, errors, how)
 
     def _modelled(self, name: str, wanted: packing.Sized) -> tuple[float, float]:
         """A quantity by its model, and its error bound: infinite outside the sizes that the model was fitted to, which
@@ -172,29 +158,28 @@ class Operations:
         if row is not None and math.isfinite(row.rounds):
             return row.rounds
         one = packing.sized(op, shape, PARALLEL)
-        model = self._rounds_models.get(one.group)
+        model = self._all_blockings.model(one.group, "rounds")
         if model is None:
             raise UserError(f"the rounds of {op} were not measured")
         return model(packing.features(one)["rounds"])
 
     @cached_property
-    def _rounds_models(self) -> dict[str, LinearModel | None]:
-        points: dict[str, list[Point]] = {}
-        for (op, shape), row in self.measured.items():
-            if math.isfinite(row.rounds):
-                one = packing.sized(op, shape, PARALLEL)
-                points.setdefault(one.group, []).append((one.sizes, packing.features(one)["rounds"], row.rounds))
-        return {group: fit(of_group) for group, of_group in points.items()}
+    def _all_blockings(self) -> Operations:
+        return Operations(self.measured, PARALLEL)
 
-    def _outside(self, op: str, shape: str, wanted: packing.Sized, any_measured: bool) -> str:
-        if not any_measured:
+    def _refusal(self, op: str, shape: str, wanted: packing.Sized) -> str:
+        """Why there is no answer for an operation that was not measured."""
+        others = self.groups.get(wanted.group, [])
+        if not others:
             return f"no {op} was measured, which is needed at {shape}; {_MEASURE}"
 
-        def distance(one: packing.Sized) -> float:
-            return sum(abs(math.log(a / b)) for a, b in zip(one.sizes, wanted.sizes, strict=True))
+        def distance(pair: tuple[packing.Sized, ledger.Measurement]) -> float:
+            return sum(abs(math.log(a / b)) for a, b in zip(pair[0].sizes, wanted.sizes, strict=True))
 
-        near = sorted(self.groups[wanted.group], key=lambda pair: distance(pair[0]))
-        nearest = ", ".join(row.shape for _, row in near[:3])
+        nearest = ", ".join(row.shape for _, row in sorted(others, key=distance)[:3])
+        if len(others) < 2 or packing.within(wanted.sizes, [one.sizes for one, _ in others]):
+            few = f"{len(others)} measured shapes of its kind ({nearest}) are too few"
+            return f"{op} {shape} was not measured, and {few}; {_MEASURE}"
         return f"{op} {shape} lies outside what was measured, the nearest is {nearest}; {_REMEDY}"
 
     def model(self, group: str, quantity: str, one_row: bool | None = None) -> LinearModel | None:
@@ -210,16 +195,12 @@ class Operations:
         It is that of operations alike in this if `LEAST_OWN` are measured, or that of all, whichever has the smaller
         leave-one-out error.
         """
-        both = self.model(group, quantity)
-        alike = self._points(group, quantity, one_row)
-        if len(alike) < LEAST_OWN or len(alike) == len(self._points(group, quantity)):
-            return both, None
-        own = self.model(group, quantity, one_row)
-        if own is None or own.error is None:
-            return both, None
-        if both is not None and both.error is not None and both.error < own.error:
-            return both, None
-        return own, one_row
+        both, alike = self.model(group, quantity), self._points(group, quantity, one_row)
+        if LEAST_OWN <= len(alike) < len(self._points(group, quantity)):
+            own = self.model(group, quantity, one_row)
+            if own and own.error < math.inf and (not both or own.error <= both.error):
+                return own, one_row
+        return both, None
 
     def _points(self, group: str, quantity: str, one_row: bool | None = None) -> list[Point]:
         """The group's operations of which `quantity` was measured."""
@@ -251,9 +232,7 @@ def fit(points: Sequence[Point]) -> LinearModel | None:
         predicted = _sum(without, features)
         # Relative to the prediction, as bounds are used.
         (between if inside else outer).append(relative(abs(value - predicted), predicted))
-    errors = between or outer
-    if not errors:
-        return LinearModel(whole, None)
+    errors = between or outer or [math.inf]
     # The fit itself may miss an outer point by more than its leave-one-out error.
     allowed = max(*errors, _largest_miss(whole, points), SAME_ERROR)
     return LinearModel(whole, max(errors), tuple(one for one in possible if _largest_miss(one, points) <= allowed))
@@ -282,22 +261,20 @@ def _factors(points: Sequence[tuple[Sequence[float], float]]) -> tuple[list[Fact
     width = matrix.shape[1]
     best: list[tuple[float, int, Factors] | None] = [None] * len(weights)
     possible: list[Factors] = []
-    # With so few features, trying every subset is the simplest way to non-negative factors. Subsets of one size are
-    # solved in one stack: (subsets, fits, points, size).
-    for size in range(1, min(width, len(values)) + 1):
-        subsets = list(itertools.combinations(range(width), size))
-        part = weights[None, :, :, None] * np.moveaxis(matrix[:, subsets], 1, 0)[:, None]
-        scale = np.abs(part).max(2)
+    # With so few features, trying every subset is the simplest way to non-negative factors. The fits of one subset are
+    # solved in one stack: (fits, points, size).
+    sizes = range(1, min(width, len(values)) + 1)
+    for subset in itertools.chain.from_iterable(itertools.combinations(range(width), size) for size in sizes):
+        part, size = weights[..., None] * matrix[:, subset], len(subset)
+        scale = np.abs(part).max(1)
         usable = scale.all(-1) & (weights.sum(1) >= size)
         scale = np.where(scale > 0, scale, 1)
-        ones = weights[None, :, :, None]
-        solved = (np.linalg.pinv(part / scale[:, :, None, :], rcond=1e-9) @ ones)[..., 0] / scale
-        residuals = ((part @ solved[..., None] - ones) ** 2).sum((2, 3))
-        usable &= (solved >= 0).all(-1)
-        for which, place in np.argwhere(usable).tolist():
+        solved = (np.linalg.pinv(part / scale[:, None, :], rcond=1e-9) @ weights[..., None])[..., 0] / scale
+        residuals = (((part @ solved[..., None])[..., 0] - weights) ** 2).sum(1)
+        for place in np.flatnonzero(usable & (solved >= 0).all(-1)).tolist():
             factors = np.zeros(width)
-            factors[list(subsets[which])] = solved[which, place]
-            residual, full = float(residuals[which, place]), tuple(factors.tolist())
+            factors[list(subset)] = solved[place]
+            residual, full = float(residuals[place]), tuple(factors.tolist())
             if place == 0:
                 possible.append(full)
             # A further feature must reduce the residual noticeably.
@@ -327,23 +304,17 @@ def measured_operations(variant: str, root: Path | str = ".", files: Sequence[st
             # A measurement without seconds replaces none that has them.
             found |= {key: row for key, row in own.items() if key not in found or not math.isnan(row.seconds)}
     if not found:
-        if not _has_costs(Path(root), files):
-            raise UserError(f"the measured costs of operations ({files[0]}, ...) are not in this folder; {_IN_CLONE}")
         raise UserError(f"no operation measured with {variant} in {', '.join(files)}; {_MEASURE}")
     return Operations(found)
-
-
-def _has_costs(root: Path, files: Sequence[str] = FILES) -> bool:
-    return any((root / name).is_file() for name in files)
 
 
 def folder_of_costs(start: Path, needed: Sequence[str] = ()) -> Path:
     """The root of measured costs: `start` if it has any or a file `needed`, else the clone that this package is in.
     UserError if neither has."""
-    if _has_costs(start) or any((start / name).is_file() for name in needed):
-        return start
-    if not (_has_costs(ROOT) and all((ROOT / name).is_file() for name in needed)):
-        raise UserError(
-            f"the measured costs of operations are neither in this folder nor beside this package; {_IN_CLONE}"
-        )
-    return ROOT
+    for root in (start, ROOT):
+        if any((root / name).is_file() for name in (*FILES, *needed)):
+            return root
+    raise UserError(
+        "the measured costs of operations are neither in this folder nor beside this package; run it in the root "
+        "folder of a clone of this project"
+    )

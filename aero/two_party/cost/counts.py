@@ -3,16 +3,12 @@
 Tracing a program (`aero.two_party.program.forward.operations`) loads JAX and PyTorch, which takes seconds.
 `counts.json` holds a rule for every architecture of the notation at every family's width: counts are linear in the
 number of layers L and of pruned FFNs x, and sizes in shapes are linear in the context T. Other widths, very shallow
-models and programs without rules are traced.
-
-`tests/two_party/test_counts.py` compares the rules with tracing. After a change of the programs, renew them with
-
-    python -m aero.two_party.cost.counts
+models and programs without rules are traced. After a change of the programs, renew the rules with
+`python -m aero.two_party.cost.counts`; `tests/two_party/test_counts.py` compares them with tracing.
 """
 
 from __future__ import annotations
 
-import argparse
 import contextlib
 import itertools
 import json
@@ -73,14 +69,6 @@ class Sizes:
     context: int
     config: ModelConfig | None = None
 
-    @property
-    def published_width(self) -> bool:
-        """Whether all but depth and context are the family's published sizes."""
-        if self.config is not None:
-            return False
-        own = published_sizes(self.family, self.context)
-        return replace(own, layers=self.layers) == self
-
 
 def published_sizes(family: str, context: int, **changes: int) -> Sizes:
     """The published sizes of `family` with `changes`. UserError for an unknown family or impossible sizes."""
@@ -91,10 +79,8 @@ def published_sizes(family: str, context: int, **changes: int) -> Sizes:
     if "width" in changes and "ffn_width" not in changes:
         found = replace(found, ffn_width=4 * found.width)
     for name, most in MOST.items():
-        if getattr(found, name) < 1:
-            raise UserError(f"{name} {getattr(found, name)} must be at least 1")
-        if getattr(found, name) > most:
-            raise UserError(f"{name} must be at most {most:,}{got(getattr(found, name))}")
+        if not 1 <= getattr(found, name) <= most:
+            raise UserError(f"{name} must be 1 to {most:,}{got(getattr(found, name))}")
     if found.width % found.heads:
         raise UserError(f"width {found.width} is not divisible by {found.heads} heads; choose other --heads")
     return found
@@ -156,7 +142,6 @@ Rule = list[list[Any]]
 
 @cache
 def _rules() -> dict[str, Rule]:
-    """Rules by `_key`."""
     return json.loads(PATH.read_text(encoding="utf-8"))
 
 
@@ -166,7 +151,9 @@ def _key(family: str, program: str, name: str) -> str:
 
 
 def _rule_for(architecture: Architecture, sizes: Sizes, program: str) -> Rule | None:
-    if not sizes.published_width or sizes.context < LEAST_CONTEXT or sizes.layers < LEAST_LAYERS:
+    if sizes.config or sizes.context < LEAST_CONTEXT or sizes.layers < LEAST_LAYERS:
+        return None
+    if published_sizes(sizes.family, sizes.context, layers=sizes.layers) != sizes:
         return None
     name = str(architecture)
     if 0 < architecture.pruned < sizes.layers:  # with all FFNs pruned there is no rule
@@ -221,21 +208,12 @@ def every_architecture() -> Iterator[str]:
         yield f"SOTA(SM+{ffn})"
 
 
-def derive_rules() -> dict[str, Rule]:
-    """The content of counts.json, by tracing; architectures that a program cannot compute are left out."""
+def _main(arguments: list[str]) -> None:
     rules: dict[str, Rule] = {}
     for family, program, name in itertools.product(FAMILIES, PROGRAMS, every_architecture()):
-        with contextlib.suppress(UserError):
+        with contextlib.suppress(UserError):  # the program cannot compute the architecture
             if (key := _key(family, program, name)) not in rules and (rule := derive_rule(name, family, program)):
                 rules[key] = rule
-    return rules
-
-
-def _main(arguments: list[str]) -> None:
-    argparse.ArgumentParser(prog="python -m aero.two_party.cost.counts", description="Renew counts.json.").parse_args(
-        arguments
-    )
-    rules = derive_rules()
     # One line a rule, so that a diff shows which changed.
     write_text(PATH, "{\n" + ",\n".join(f"{json.dumps(key)}: {json.dumps(rules[key])}" for key in rules) + "\n}\n")
     print(f"{PATH}: {len(rules)} rules")

@@ -9,13 +9,34 @@ import math
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, fields, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
-from aero.errors import cut, text_of
+from pydantic import AfterValidator, BeforeValidator, Field, TypeAdapter, ValidationError
+
+from aero.errors import cut, got, text_of
 from aero.records import csv_text, write_text
 
 if TYPE_CHECKING:  # reading results needs no JAX
     from aero.two_party.program.operations import Operation
+
+
+def _or_nan(value: float) -> float:
+    if not (0 <= value < math.inf or math.isnan(value)):
+        raise ValueError("must be a number of at least 0, or nan")
+    return value
+
+
+def _object(text: str) -> str:
+    if not isinstance(json.loads(text), dict):
+        raise ValueError("is not a JSON object")
+    return text
+
+
+Amount = Annotated[float, Field(ge=0, allow_inf_nan=False)]
+Measured = Annotated[float, AfterValidator(_or_nan)]
+"""NaN where it was not measured, such as seconds on a machine that was not quiet, or is composed of such."""
+Number = Annotated[int, Field(ge=1)]
+Object = Annotated[str, AfterValidator(_object)]
 
 
 @dataclass(frozen=True)
@@ -32,16 +53,16 @@ class Measurement:
     op: str
     shape: str
     model: str
-    context: int
+    context: Number
     variant: str
-    bytes_sent_client: float
-    bytes_sent_server: float
-    messages: float
-    rounds: float
-    setup_bytes: float
-    seconds: float
-    runs: int
-    provenance: str
+    bytes_sent_client: Amount
+    bytes_sent_server: Amount
+    messages: Amount
+    rounds: Measured
+    setup_bytes: Amount
+    seconds: Measured
+    runs: Number
+    provenance: Object
 
     @property
     def bytes(self) -> float:
@@ -58,30 +79,30 @@ class Row:
     """Cost of one private forward pass. bytes, messages, rounds: both directions; seconds: computing on loopback.
 
     embedding_bytes, head_bytes, ln_f_bytes, setup_bytes (once a session): parts of bytes. method: "composed".
-    max_logit_error: None for a composed row. None: not measured.
+    max_logit_error: None for a composed row.
     """
 
     named_by = ("architecture", "model", "context", "program")
 
     architecture: str
     model: str
-    context: int
+    context: Number
     program: str
-    bytes: float
-    messages: float
-    rounds: float | None
-    seconds: float
-    latency_wan_s: float | None
-    latency_lan_s: float | None
+    bytes: Amount
+    messages: Amount
+    rounds: Measured
+    seconds: Measured
+    latency_wan_s: Measured
+    latency_lan_s: Measured
     method: str
-    max_logit_error: float | None
-    bytes_client: float
-    bytes_server: float
-    embedding_bytes: float | None
-    head_bytes: float | None
-    ln_f_bytes: float | None
-    setup_bytes: float | None
-    provenance: str
+    max_logit_error: Annotated[Amount | None, BeforeValidator(lambda value: value or None)]
+    bytes_client: Amount
+    bytes_server: Amount
+    embedding_bytes: Amount
+    head_bytes: Amount
+    ln_f_bytes: Amount
+    setup_bytes: Amount
+    provenance: Object
 
 
 @dataclass(frozen=True)
@@ -92,17 +113,11 @@ class DetailedRow(Row):
     seconds_by_kind: JSON, by kind of operation. places: where the paper prints the row.
     """
 
-    backbone_bytes: float
-    backbone_seconds: float
-    bytes_by_kind: str
-    seconds_by_kind: str
+    backbone_bytes: Amount
+    backbone_seconds: Amount
+    bytes_by_kind: Object
+    seconds_by_kind: Object
     places: str
-
-
-_MAY_BE_NAN = frozenset({"rounds", "seconds", "latency_wan_s", "latency_lan_s"})
-"""Fields of what was not measured, such as seconds on a machine that was not quiet, and of what is composed of it."""
-_AT_LEAST_ONE = frozenset({"context", "runs"})
-_OBJECTS = frozenset({"provenance", "bytes_by_kind", "seconds_by_kind"})
 
 
 def write(path: Path, rows: Iterable[Measurement | Row], kind: type[Measurement] | type[Row]) -> None:
@@ -128,54 +143,26 @@ def read(path: Path, kind: type[Any]) -> list[Any]:
 
     ValueError naming the file, line and field for wrong columns, values that cannot be, or two lines of one name.
     """
-    types = {field.name: str(field.type) for field in fields(kind)}
-    reader = csv.DictReader(io.StringIO(text_of(path), newline=""))
-    try:
-        columns, lines = reader.fieldnames, [(reader.line_num, line) for line in reader]
-    except csv.Error as error:
-        raise ValueError(f"{path}, line {reader.reader.line_num}: {error}; measure again") from None
-    if columns != list(types):
-        raise ValueError(f"{path}: columns are {cut(str(columns), 200)}, expected {list(types)}; measure again")
+    names, row_of = [field.name for field in fields(kind)], TypeAdapter(kind).validate_python
+    lines = csv.DictReader(io.StringIO(text_of(path), newline=""))
+    if lines.fieldnames != names:
+        raise ValueError(f"{path}: columns are {cut(str(lines.fieldnames), 200)}, expected {names}; measure again")
     rows: dict[tuple[str, ...], Any] = {}
-    for number, line in lines:
+    for line in lines:
         try:
             if None in line or None in line.values():
-                raise ValueError(f"not {len(types)} fields, as the first line has")
-            row = kind(**{name: _value(name, types[name], text) for name, text in line.items()})
+                raise ValueError(f"not {len(names)} fields, as the first line has")
+            row = row_of(line)
             if (name := name_of(row)) in rows:
                 raise ValueError(f"{' '.join(name)[:200]} is in the file twice")
             if isinstance(row, Row) and not math.isclose(row.bytes, row.bytes_client + row.bytes_server, rel_tol=1e-6):
                 raise ValueError(f"bytes is {row.bytes:.0f}, not the sum of bytes_client and bytes_server")
             rows[name] = row
         except ValueError as error:
-            raise ValueError(f"{path}, line {number}: {error}; measure again") from None
+            found = error.errors()[0] if isinstance(error, ValidationError) else None
+            reason = f"{found['loc'][0]}: {found['msg']}{got(found['input'])}" if found else error
+            raise ValueError(f"{path}, line {lines.line_num}: {reason}; measure again") from None
     return list(rows.values())
-
-
-def _value(name: str, kind: str, text: str) -> Any:
-    if "None" in kind and text == "":
-        return None
-    if kind == "str":
-        if name in _OBJECTS:
-            _check_object(name, text)
-        return text
-    try:
-        number = int(text) if kind == "int" else float(text)
-    except ValueError:
-        raise ValueError(f"{name} is {cut(repr(text))}, not a number") from None
-    least = 1 if name in _AT_LEAST_ONE else 0
-    if not least <= number < math.inf and not (name in _MAY_BE_NAN and math.isnan(number)):
-        raise ValueError(f"{name} is {cut(text)}; it must be a number of at least {least}")
-    return number
-
-
-def _check_object(name: str, text: str) -> None:
-    try:
-        found = json.loads(text)
-    except (ValueError, RecursionError):
-        found = None
-    if not isinstance(found, dict):
-        raise ValueError(f"{name} is {cut(repr(text))}, not a JSON object")
 
 
 def by_operation(measurements: Iterable[Measurement]) -> dict[tuple[str, str], Measurement]:

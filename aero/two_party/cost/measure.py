@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 
 from aero import records
-from aero.two_party.cost.ledger import OWN_PROTOCOLS, Measurement, as_json
+from aero.two_party.cost.ledger import Measurement, as_json
 from aero.two_party.cost.packing import MATRICES
 from aero.two_party.program.operations import SHARED, Operation
 from aero.two_party.program.optimizations import parse_program
@@ -32,19 +32,20 @@ WARM_UP = (
     Operation("embedding_slice", ((8, 8), (8, 8))),
     Operation("normalise", ((8, 8),)),
 )
-OWN_KEYS = dict(
-    zip(
-        OWN_PROTOCOLS,
-        (
-            Operation("lattice_linear", ((8, 8), (8, 8))),
-            Operation("scores", ((1, 8, 8), (1, 8, 8)), (("lattice", 1),)),
-            Operation("relu", ((8, 8),), (("narrow", 1),)),
-            Operation("gelu_squares", ((8, 8),)),
-        ),
-        strict=True,
-    )
-)
-"""One operation of each of these protocols. They are run only where such an operation is."""
+OWN_KEYS = {
+    "lattice_linear": Operation("lattice_linear", ((8, 8), (8, 8))),
+    "lattice=1": Operation("scores", ((1, 8, 8), (1, 8, 8)), (("lattice", 1),)),
+    "narrow=1": Operation("relu", ((8, 8),), (("narrow", 1),)),
+    "gelu_squares": Operation("gelu_squares", ((8, 8),)),
+}
+"""One operation of each of `OWN_PROTOCOLS`. They are run only where such an operation is."""
+OPTIMIZATIONS = {
+    "lattice_linear": {"lattice_products", "lattice_rest"},
+    "lattice=1": {"lattice_attention"},
+    "narrow=1": {"narrow_comparisons", "bounded_reciprocals", "bounded_logits"},
+    "gelu_squares": {"gelu_by_squares"},
+}
+"""Those that use each of these protocols. `lattice_rest` with `row_tiles` uses "lattice=1", too."""
 DELAY_S = 0.020
 REFILL_MESSAGES = 1000
 REFILL_MATTERS = 60_000_000
@@ -71,22 +72,15 @@ def arguments(operation: Operation) -> list[np.ndarray]:
 
 def place(party: Party, operation: Operation) -> list[str]:
     """Place random arguments at their owners; returns the variables' names."""
-    names, values = [], arguments(operation)
-    for index, (shape, owner) in enumerate(zip(operation.shapes, operation.owners, strict=True)):
-        names.append(f"a{index}")
+    ranks = {"server": SERVER, "client": CLIENT}
+    for index, (value, owner) in enumerate(zip(arguments(operation), operation.owners, strict=True)):
         if owner == "public":
-            party.put_public(f"a{index}", values[index])
+            party.put_public(f"a{index}", value)
             continue
-        source = SERVER if owner == "server" else CLIENT
-        party.put(
-            f"a{index}",
-            values[index] if party.rank == source else None,
-            shape,
-            owner={"server": SERVER, "client": CLIENT}.get(owner),
-            from_rank=source,
-            dtype=values[index].dtype,
-        )
-    return names
+        source = ranks.get(owner, CLIENT)
+        given = value if party.rank == source else None
+        party.put(f"a{index}", given, value.shape, value.dtype, owner=ranks.get(owner), from_rank=source)
+    return [f"a{index}" for index in range(len(operation.owners))]
 
 
 def measure_task(
@@ -143,11 +137,9 @@ def warm_up(operations: Iterable[Operation]) -> tuple[Operation, ...]:
 def set_up(party: Party, program: str, before: Callable[[int, int], Any] = lambda number, many: None) -> list[Profile]:
     """Run what makes the keys that passes of `program` need; `before` gets the number of each run and of all."""
     optimizations, _ = parse_program(program)
-    parts = {"lattice_products": ("lattice_linear",), "lattice_attention": ("lattice=1",)}
-    of_rest = ("lattice_linear", *(["lattice=1"] if "row_tiles" in optimizations else []))
-    parts |= {"lattice_rest": of_rest, "gelu_by_squares": ("gelu_squares",)}
-    parts |= dict.fromkeys(("narrow_comparisons", "bounded_reciprocals", "bounded_logits"), ("narrow=1",))
-    needed = {part for name in optimizations for part in parts.get(name, ())}
+    needed = {part for part, names in OPTIMIZATIONS.items() if names & optimizations}
+    if {"lattice_rest", "row_tiles"} <= optimizations:
+        needed.add("lattice=1")
     first = (*WARM_UP, *(one for part, one in OWN_KEYS.items() if part in needed))
     profiles = []
     for number, operation in enumerate(first, 1):
@@ -213,19 +205,16 @@ def measure(
     settings: Settings,
     runs: int = 1,
     rounds: Mapping[Operation, float] | None = None,
-    relayed: bool = False,
 ) -> list[Measurement]:
     """Measure each of `operations`, in order, in the steady state of one session.
 
     runs: of each operation; bytes and messages are those of the run with the fewest bytes, seconds the median. rounds:
-    as `measure_rounds` gives them; None leaves them out (NaN), unless `relayed`: then this session measures them, too,
-    and a relay, whose own delay is part of the seconds, stands between the parties. Raises TwoPartyError if a party
-    fails, ValueError if the two parties' profiles do not agree.
+    as `measure_rounds` gives them; None leaves them out (NaN). Raises TwoPartyError if a party fails, ValueError if the
+    two parties' profiles do not agree.
     """
     wanted = list(dict.fromkeys(operations))
-    (warm, profiles, slopes), (their_warm, theirs, their_slopes) = _session(wanted, runs, settings, relayed)
-    if relayed:
-        rounds = {operation: max(slopes[operation], their_slopes[operation]) for operation in wanted}
+    request = {"operations": wanted, "runs": runs}
+    (warm, profiles, _), (their_warm, theirs, _) = run_parties(measure_task, request, request, settings)
     for ours, other in ((warm, their_warm), *((profiles[operation], theirs[operation]) for operation in wanted)):
         for pair in zip(ours, other, strict=True):
             check_pair(*pair)
@@ -258,17 +247,11 @@ def measure(
 def measure_rounds(operations: Sequence[Operation], settings: Settings, runs: int = 3) -> dict[Operation, float]:
     """Round trips that cost time, for each operation: the slope of its seconds against the round-trip time, which a
     relay between the parties sets. Operations that shrink to the same one are measured once. runs: at each delay."""
-    small = {operation: shrink(operation) for operation in operations}
-    (*_, ours), (*_, theirs) = _session(list(dict.fromkeys(small.values())), runs, settings, relayed=True)
-    return {operation: max(ours[one], theirs[one]) for operation, one in small.items()}
-
-
-def _session(operations: Sequence[Operation], runs: int, settings: Settings, relayed: bool) -> tuple[Any, Any]:
-    """Both parties' results of `measure_task`."""
-    relay = Relay() if relayed else None
+    small, relay = {operation: shrink(operation) for operation in operations}, Relay()
 
     def set_delay(delay: float) -> None:
         relay.delay_s = delay
 
-    request = {"operations": operations, "runs": runs, "relayed": relayed}
-    return run_parties(measure_task, request, request, settings, relay=relay, on_control=set_delay)
+    request = {"operations": list(dict.fromkeys(small.values())), "runs": runs, "relayed": True}
+    (*_, ours), (*_, theirs) = run_parties(measure_task, request, request, settings, relay=relay, on_control=set_delay)
+    return {operation: max(ours[one], theirs[one]) for operation, one in small.items()}

@@ -105,7 +105,8 @@ def features(operation: Sized) -> dict[str, tuple[float, ...]]:
     if operation.kind == "embedding_lookup":
         return _lookup_features(operation)
     if operation.kind == "lattice_linear" or (operation.kind == "vocabulary_slice" and operation.outside):
-        return _lattice_features(operation)
+        (rows, inner), (_, columns) = operation.shapes
+        return _layout_features(Layout(rows, inner, columns), rows * columns)
     if operation.outside:
         return _row_features(operation) if operation.kind in _ROW_TILES else _pair_features(operation)
     matmul_ = _matmul(operation)
@@ -116,13 +117,8 @@ def features(operation: Sized) -> dict[str, tuple[float, ...]]:
         client, server, both = one.directions(many)
         if operation.kind not in _BY_SERVER:  # two secrets: each party sends and answers
             client = server = both
-        return {
-            "bytes_sent_client": (1.0, *client, results),
-            "bytes_sent_server": (1.0, *server, results),
-            "messages": (1.0, *both, results),
-            "seconds": (1.0, many * one.multiplied, many * one.automorphisms, results),
-            "rounds": (1.0,),
-        }
+        seconds = many * one.multiplied, many * one.automorphisms, results
+        return _by_quantity((*client, results), (*server, results), (*both, results), seconds)
     # Of the largest argument, or of the rows asked for.
     entries = max(map(math.prod, operation.shapes))
     if operation.rows is not None:
@@ -140,14 +136,20 @@ def features(operation: Sized) -> dict[str, tuple[float, ...]]:
         heads, height, width = operation.shapes[0]
         entries = heads * height * (2 * width - height + 1) // 2
     batches = _batches(entries) if operation.kind.startswith(_OF_TWO_SECRETS) else math.ceil(entries / SLOTS)
-    bytes_ = (1.0, batches, entries, rows)
-    return {
-        "bytes_sent_client": bytes_,
-        "bytes_sent_server": bytes_,
-        "messages": bytes_,
-        "seconds": (1.0, entries, rows),
-        "rounds": (1.0, float(levels)),
-    }
+    bytes_ = batches, entries, rows
+    return _by_quantity(bytes_, bytes_, bytes_, (entries, rows), (float(levels),))
+
+
+def _by_quantity(
+    client: tuple[float, ...],
+    server: tuple[float, ...],
+    messages: tuple[float, ...],
+    seconds: tuple[float, ...],
+    rounds: tuple[float, ...] = (),
+) -> dict[str, tuple[float, ...]]:
+    """Features by the names of quantities, each after a constant."""
+    found = {"bytes_sent_client": client, "bytes_sent_server": server, "messages": messages}
+    return {name: (1.0, *values) for name, values in (found | {"seconds": seconds, "rounds": rounds}).items()}
 
 
 def _batches(entries: int) -> int:
@@ -164,37 +166,21 @@ def _lookup_features(operation: Sized) -> dict[str, tuple[float, ...]]:
         found = _layout_features(HintLayout.of(tokens, lookup.DEGREE, width), results)
     else:
         one, many = ciphertexts(tokens, lookup.HINT_SLICE, width), lookup.DEGREE // lookup.HINT_SLICE
-        client, server, both = one.directions(many)
-        found = {
-            "bytes_sent_client": (1.0, *client, results),
-            "bytes_sent_server": (1.0, *server, results),
-            "messages": (1.0, *both, results),
-            "seconds": (1.0, many * one.multiplied, many * one.automorphisms),
-            "rounds": (1.0,),
-        }
+        client, server, both = ((*each, results) for each in one.directions(many))
+        found = _by_quantity(client, server, both, (many * one.multiplied, many * one.automorphisms))
     found["bytes_sent_client"] += (queries,)
     found["messages"] += (math.ceil(tokens / lookup.TOKENS_AT_ONCE),)
     found["seconds"] += (queries, queries * width)
     return found
 
 
-def _lattice_features(operation: Sized) -> dict[str, tuple[float, ...]]:
+def _layout_features(layout: Layout, results: int) -> dict[str, tuple[float, ...]]:
     """Ciphertexts of `aero.two_party.lattice.matmul`, and truncations of the result. Seconds go into spectra of the
     matrix, which groups of rows share, their multiplication, and packing."""
-    (rows, inner), (_, columns) = operation.shapes
-    return _layout_features(Layout(rows, inner, columns), rows * columns)
-
-
-def _layout_features(layout: Layout, results: int) -> dict[str, tuple[float, ...]]:
     sent, answered = layout.groups * layout.blocks, layout.groups * layout.packs
     spectra = layout.packs * layout.blocks * min(layout.wide, WIDE)  # of one row by FFTs
-    return {
-        "bytes_sent_client": (1.0, sent, results),
-        "bytes_sent_server": (1.0, answered, results),
-        "messages": (1.0, layout.groups, results),
-        "seconds": (1.0, spectra, answered * layout.blocks, answered),
-        "rounds": (1.0,),
-    }
+    seconds = spectra, answered * layout.blocks, answered
+    return _by_quantity((sent, results), (answered, results), (layout.groups, results), seconds)
 
 
 def _pair_features(operation: Sized) -> dict[str, tuple[float, ...]]:
@@ -204,13 +190,8 @@ def _pair_features(operation: Sized) -> dict[str, tuple[float, ...]]:
     layout, results = PairLayout.of(rows, inner, columns), heads * rows * columns
     sent, answered = (heads * layout.groups * many for many in (layout.blocks, layout.packs))
     spectra = heads * layout.packs * layout.blocks * layout.wide
-    return {
-        "bytes_sent_client": (1.0, sent, answered, results),
-        "bytes_sent_server": (1.0, sent, answered, results),
-        "messages": (1.0, results),
-        "seconds": (1.0, sent, spectra, answered * layout.blocks, answered),
-        "rounds": (1.0,),
-    }
+    bytes_ = sent, answered, results
+    return _by_quantity(bytes_, bytes_, (results,), (sent, spectra, answered * layout.blocks, answered))
 
 
 def _row_features(operation: Sized) -> dict[str, tuple[float, ...]]:
@@ -222,13 +203,9 @@ def _row_features(operation: Sized) -> dict[str, tuple[float, ...]]:
     if operation.kind != "scale_row_tiles":
         of_squares = SquaresLayout.of(many, width)
         squares = of_squares.groups * of_squares.blocks, of_squares.groups * of_squares.packs
-    return {
-        "bytes_sent_client": (1.0, sent + squares[0], answered, rows * width, rows),
-        "bytes_sent_server": (1.0, sent, answered + squares[1], rows * width, rows),
-        "messages": (1.0, rows * width, rows),
-        "seconds": (1.0, sent + squares[0], sent * layout.packs + squares[0] * squares[1], answered + squares[1]),
-        "rounds": (1.0,),
-    }
+    queries, answers, results = sent + squares[0], answered + squares[1], (rows * width, rows)
+    seconds = queries, sent * layout.packs + squares[0] * squares[1], answers
+    return _by_quantity((queries, answered, *results), (sent, answers, *results), results, seconds)
 
 
 def _matmul(operation: Sized) -> tuple[int, int, int, int] | None:

@@ -93,7 +93,6 @@ def measure_missing(
     settings: Settings,
     *,
     rounds_runs: int,
-    relayed: bool = False,
     seconds: bool = True,
     repeats: Mapping[int, int] | None = None,
     minutes: float | None = None,
@@ -103,11 +102,10 @@ def measure_missing(
 ) -> Done:
     """Measure the operations of `wanted` that `path` lacks, and write it after every session. Returns all of `wanted`.
 
-    rounds_runs: as `measure_rounds` takes it, 0 to leave rounds out. relayed: as `measure` takes it, which saves small
-    operations the sessions of `measure_rounds`. seconds: whether to keep them. repeats: runs of the operations of a
-    context, 1 by default. minutes: stop after about so long, between two sessions. others: further rows to keep in
-    `path`. rounds_from: files whose rounds are taken for the same computation. UserError if operations are left or
-    failed.
+    rounds_runs: as `measure_rounds` takes it, 0 to leave rounds out. seconds: whether to keep them. repeats: runs of
+    the operations of a context, 1 by default. minutes: stop after about so long, between two sessions. others: further
+    rows to keep in `path`. rounds_from: files whose rounds are taken for the same computation. UserError if operations
+    are left or failed.
     """
     started = time.monotonic()
     signatures = {one.key: signature(one.operation, variant) for one in wanted}
@@ -130,11 +128,11 @@ def measure_missing(
 
     def take(batch: Sequence[Wanted]) -> None:
         operations, (model, context) = [one.operation for one in batch], (batch[0].model, batch[0].context)
-        if unknown := [o for o in operations if rounds_runs and not relayed and shrink(o) not in known]:
+        if unknown := [o for o in operations if rounds_runs and shrink(o) not in known]:
             known.update({shrink(o): found for o, found in measure_rounds(unknown, settings, rounds_runs).items()})
         rounds = {operation: known.get(shrink(operation), math.nan) for operation in operations}
         runs = (repeats or {}).get(context, 1)
-        found = measure(operations, model, context, variant, settings, runs, rounds=rounds, relayed=relayed)
+        found = measure(operations, model, context, variant, settings, runs, rounds=rounds)
         for one, row in zip(batch, found, strict=True):
             source = json.loads(row.provenance) | {"computation": signatures[row.key]}
             new = replace(row, model=one.model, context=one.context, provenance=ledger.as_json(**source))
@@ -144,22 +142,23 @@ def measure_missing(
             bar.update()
         write()
 
+    def attempt(batch: Sequence[Wanted]) -> None:
+        """Measure the batch; if it fails, one by one, as one operation may be too large for this machine."""
+        try:
+            take(batch)
+        except TwoPartyError as error:
+            if len(batch) == 1:
+                failed.append(f"{batch[0].operation.name} {batch[0].operation.shape}: {error}")
+            for one in batch if len(batch) > 1 else ():
+                attempt([one])
+        if len(failed) > 2 and not done:
+            raise TwoPartyError(f"no operation could be measured: {failed[0]}")
+
     with tqdm(total=len(wanted), initial=len(wanted) - len(left), desc="operations", unit="op", disable=None) as bar:
         for batch in batches(left):
             if minutes is not None and time.monotonic() - started > 60 * minutes:
                 break
-            # One operation may be too large for this machine: a failed batch is tried again one by one.
-            for part in (batch, *([one] for one in batch if len(batch) > 1)):
-                try:
-                    take(part)
-                except TwoPartyError as error:
-                    if len(part) == 1:
-                        failed.append(f"{part[0].operation.name} {part[0].operation.shape}: {error}")
-                else:
-                    if part is batch:
-                        break
-            if len(failed) > 2 and not done:
-                raise TwoPartyError(f"no operation could be measured: {failed[0]}")
+            attempt(batch)
     write()
     if failed:
         raise UserError(f"{len(failed)} operations failed, the first {failed[0]}; the same command tries them again")

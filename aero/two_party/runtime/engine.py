@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 import os
-import tempfile
 import time
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
 
-from aero.errors import UserError
 from aero.two_party.runtime.channel import Channel, numpy_type
 from aero.two_party.runtime.profile import Profile, parse
 from aero.two_party.runtime.settings import Settings
@@ -108,24 +106,11 @@ class Engine:
 def read_profile(log: int, start: int) -> Profile:
     """The profile of one run from the log beyond byte `start`; waits LOG_TIMEOUT_S for its last line.
 
-    UserError if the log cannot be written: SPU goes on without a message then.
+    ValueError if it does not come: SPU goes on without a message when the log cannot be written.
     """
     deadline = time.monotonic() + LOG_TIMEOUT_S
     while True:
         text = os.pread(log, os.fstat(log).st_size - start, start).decode(errors="replace")
-        if "Link details" in text and text.endswith("\n"):
-            return parse(text)
-        if time.monotonic() > deadline:
-            _check_writable()
+        if "Link details" in text and text.endswith("\n") or time.monotonic() > deadline:
             return parse(text)
         time.sleep(0.01)
-
-
-def _check_writable() -> None:
-    try:
-        os.write(1, b"\n")
-    except OSError as error:
-        raise UserError(
-            f"the log cannot be written, so the costs in it are lost ({error.strerror}); make room in "
-            f"{tempfile.gettempdir()} or set TMPDIR to another folder"
-        ) from error

@@ -10,27 +10,12 @@ import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-# At most 18 digits: what SPU counts fits 64 bits, and longer ones are no counts.
-_COUNT = r"(\d{1,18})"
-_NUMBER = r"(\d{1,18}(?:\.\d{1,25})?(?:e[+-]\d{1,2})?)"
-_LINE = re.compile(r"\[[^\]]+\] \[\w+\] \[api\.cc:\d+\] (.*)", re.ASCII)
-_EXECUTION = re.compile(
-    rf"\[Profiling\] SPU execution .+ completed, input processing took {_NUMBER}s, execution took {_NUMBER}s, "
-    rf"output processing took {_NUMBER}s, total time {_NUMBER}s\.",
-    re.ASCII,
-)
-_LEVEL = re.compile(rf"(HLO|HAL|MPC) profiling: total time {_NUMBER}", re.ASCII)
+_SECONDS = re.compile(r"\[Profiling\] SPU execution .+ completed, .+ total time ([\d.e+-]+)s\.", re.ASCII)
+_COUNTS = r"send bytes (\d+),? recv bytes (\d+), send actions (\d+), recv actions (\d+)$"
 _OPERATION = re.compile(
-    rf"- (\S+(?:: \S+)?), executed {_COUNT} times, duration {_NUMBER}s, "
-    rf"send bytes {_COUNT} recv bytes {_COUNT}, send actions {_COUNT}, recv actions {_COUNT}",
-    re.ASCII,
+    r"- (\S+(?:: \S+)?), executed (\d+) times, duration [\d.e+-]+s, " + _COUNTS, re.ASCII | re.MULTILINE
 )
-_TOTAL = re.compile(
-    rf"Link details: total send bytes {_COUNT}, recv bytes {_COUNT}, send actions {_COUNT}, recv actions {_COUNT}",
-    re.ASCII,
-)
-_ROUNDING = 1e-9
-"""Seconds; SPU counts whole nanoseconds."""
+_TOTAL = re.compile(r"Link details: total " + _COUNTS, re.ASCII | re.MULTILINE)
 
 
 @dataclass(frozen=True)
@@ -77,42 +62,20 @@ def together(profiles: Sequence[Profile]) -> Profile:
 def parse(text: str) -> Profile:
     """The profile of the one run whose log lines `text` holds; lines of other parts of SPU are passed over.
 
-    ValueError on a line of the profile that does not read as expected, on a missing, doubled or misplaced part, and
-    when the operations do not add up to the link's total. A wrong number is worse than none.
+    ValueError for no run or two, and when the operations do not add up to the link's total. A wrong number is worse
+    than none.
     """
-    seconds: float | None = None
-    total: tuple[int, ...] | None = None
-    levels: list[str] = []
-    operations: list[Operation] = []
-    # Not splitlines: it also breaks at characters that are no line ends to SPU, and would hide half a line.
-    for number, line in enumerate(text.split("\n"), 1):
-        if not (parts := _LINE.fullmatch(line.rstrip())):
-            continue
-        message = parts[1]
-        if (match := _EXECUTION.fullmatch(message)) and seconds is None:
-            *steps, seconds = map(float, match.groups())
-            if abs(sum(steps) - seconds) > _ROUNDING:
-                raise ValueError(f"SPU log line {number}: the steps of the execution do not add up to {seconds} s")
-        elif seconds is None or total is not None:
-            raise ValueError(f"SPU log line {number} is outside the lines of one run: {line[:200]!r}")
-        elif (match := _LEVEL.fullmatch(message)) and match[1] not in levels:
-            levels.append(match[1])
-        elif (match := _OPERATION.fullmatch(message)) and levels:
-            name, executed, _, *counts = match.groups()
-            if levels[-1] == "MPC":
-                operations.append(Operation(name, int(executed), *map(int, counts)))
-        elif match := _TOTAL.fullmatch(message):
-            total = tuple(map(int, match.groups()))
-        else:
-            raise ValueError(
-                f"SPU log line {number} reads as no known profile line: {line[:200]!r}; another version of SPU?"
-            )
-    if seconds is None or total is None or levels != ["HLO", "HAL", "MPC"]:
-        raise ValueError("no complete SPU profile in these log lines; are pphlo and hal profiling switched on?")
+    # The levels before it (HLO, HAL) count the same messages.
+    protocol = text.partition("MPC profiling")[2]
+    seconds, totals = _SECONDS.findall(text), _TOTAL.findall(protocol)
+    if len(seconds) != 1 or len(totals) != 1:
+        raise ValueError("the log does not hold one complete SPU profile; is the disk full, or another run in it?")
+    operations = [Operation(name, *map(int, counts)) for name, *counts in _OPERATION.findall(protocol)]
     counts = [(o.bytes_sent, o.bytes_received, o.messages_sent, o.messages_received) for o in operations]
+    total = tuple(map(int, totals[0]))
     if (added := tuple(map(sum, zip((0, 0, 0, 0), *counts, strict=True)))) != total:
         raise ValueError(f"the operations add up to {added} bytes and messages, the link to {total}")
-    return Profile(*total, seconds, tuple(operations))
+    return Profile(*total, float(seconds[0]), tuple(operations))
 
 
 def check_pair(client: Profile, server: Profile) -> None:

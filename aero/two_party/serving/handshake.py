@@ -43,9 +43,8 @@ AGREED = ("field", "fraction_bits", "mul_lsb_error", "broadcast_denominator", "c
 class Description(PublicModel):
     """All that a server publishes about its model.
 
-    Only `program` depends on the weights' values: it names the layers before which the residual stream changes basis
-    (`aero.two_party.program.weights.within_budget`), and leaves out optimizations that some weight is too large for
-    (`aero.two_party.program.fixed_point.fitting`).
+    Only `program` depends on the weights' values (`aero.two_party.program.weights.within_budget`,
+    `aero.two_party.program.fixed_point.fitting`).
 
     architecture: as it is at inference. config: sizes and switches of `ModelConfig` that matter at inference.
     protocol: the `Settings` on which both must agree. tokenizer_sha256: of the published tokenizer. prefix: ids of
@@ -67,9 +66,7 @@ class Description(PublicModel):
         prefix: Sequence[int] = (),
     ) -> Description:
         """ValueError for a model that the programs cannot run, or not with these settings or this prefix."""
-        check_ring(settings.field, settings.fraction_bits, program)
-        weight_shapes(architecture, config, program)
-        _check_prefix(architecture, config, program, prefix)
+        _checked_shapes(architecture, config, program, settings, prefix)
         return cls(
             str(architecture.at_inference()),
             {name: value for name, value in asdict(config).items() if name not in TRAINING_ONLY},
@@ -94,11 +91,9 @@ class Description(PublicModel):
             settings, config = Settings(**description.protocol), model_config(description.config)
             if settings.threads > MAX_THREADS:
                 raise ValueError(f"{settings.threads} threads, more than {MAX_THREADS}")
-            check_ring(settings.field, settings.fraction_bits, description.program)
             if not isinstance(description.prefix, list) or any(type(one) is not int for one in description.prefix):
                 raise ValueError("prefix must be a list of token ids")
-            _check_prefix(description.parsed, config, description.program, description.prefix)
-            shapes = weight_shapes(description.parsed, config, description.program)
+            shapes = _checked_shapes(description.parsed, config, description.program, settings, description.prefix)
             needed = BYTES_PER_WEIGHT * sum(math.prod(shape) for shape in shapes.values())
             memory = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
             if needed > memory:
@@ -147,14 +142,19 @@ def version_mismatch(server: Any, client: Any) -> str | None:
     return None
 
 
-def _check_prefix(architecture: Architecture, config: ModelConfig, program: str, prefix: Sequence[int]) -> None:
-    """ValueError for a public prefix that the model cannot take."""
+def _checked_shapes(
+    architecture: Architecture, config: ModelConfig, program: str, settings: Settings, prefix: Sequence[int]
+) -> dict[str, tuple[int, ...]]:
+    """Shapes of the weights. ValueError for a model that the program cannot run, or not with these settings or this
+    public prefix."""
+    check_ring(settings.field, settings.fraction_bits, program)
     if prefix and not cacheable(architecture, program):
         raise ValueError(f"a public prefix needs a cache of keys and values, which {architecture} by {program} has not")
     if len(prefix) >= config.context:
         raise ValueError(f"a public prefix of {len(prefix)} tokens leaves no room in a context of {config.context}")
     if prefix and not 0 <= min(prefix) <= max(prefix) < config.vocabulary:
         raise ValueError(f"token ids of the public prefix must lie in 0 to {config.vocabulary - 1}")
+    return weight_shapes(architecture, config, program)
 
 
 def check_lengths(description: Description, tokens: int, new_tokens: int) -> None:

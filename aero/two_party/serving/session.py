@@ -180,12 +180,11 @@ class Server:
             return self._failed(arrival.failure, say)
         try:
             question, found = self._serve(tunnel, arrival.hello)
-        except (ValueError, OSError, RuntimeError) as error:
+        except BaseException as error:
             tunnel.give_up()
+            if not isinstance(error, ValueError | OSError | RuntimeError):
+                raise
             return self._failed(f"{who}: failed: {one_line(error)}", say)
-        except BaseException:
-            tunnel.give_up()
-            raise
         costs: list[Cost] = found["costs"]
         size = found["setup"].bytes + sum(cost.bytes for cost in costs)
         say(
@@ -210,19 +209,17 @@ class Server:
             raise _refused(tunnel, f"the client speaks {plain(hello.get('hello'))}, the server {PROTOCOL}")
         if wrong := version_mismatch(versions(), hello.get("versions")):
             raise _refused(tunnel, wrong)
-        description = self._published.description
-        published = {"description": asdict(description), "tokenizer": self._published.tokenizer}
-        published |= {"checked": self._published.checked}
+        description, checked = self._published.description, self._published.checked
+        published = {"description": asdict(description), "tokenizer": self._published.tokenizer, "checked": checked}
         tunnel.send({"hello": PROTOCOL, "versions": versions()} | published)
         question = tunnel.receive(QUESTION_S)
         if question.get("failed"):
             raise TwoPartyError("the client left without a question")
         if question.get("description") != description.sha256:
             raise _refused(tunnel, "the client asks another model than the one published; connect again")
-        tokens, new_tokens = question.get("tokens"), question.get("new_tokens")
+        tokens, new_tokens, cached = (question.get(name) for name in ("tokens", "new_tokens", "cached"))
         if not all(type(number) is int and abs(number) < 2**31 for number in (tokens, new_tokens)):
             raise _refused(tunnel, "tokens and new_tokens must be integers")
-        cached = question.get("cached")
         if type(cached) is not bool or cached > description.cacheable:
             raise _refused(tunnel, "cached must be true or false, and false for a program without a cache")
         try:

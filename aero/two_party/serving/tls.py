@@ -119,8 +119,6 @@ def make_certificates(folder: Path, hosts: Sequence[str]) -> None:
     from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
 
     folder, names = Path(folder), [_subject_name(host) for host in hosts]
-    if folder.exists() and not folder.is_dir():
-        raise TwoPartyError(f"{folder} is a file; name a folder for the certificates")
     if there := [name for name in FILES if os.path.lexists(folder / name)]:
         raise TwoPartyError(f"{folder / there[0]} is already there; choose another folder, nothing was written")
     start = datetime.datetime.now(datetime.UTC) - datetime.timedelta(minutes=5)  # clocks of two hosts differ

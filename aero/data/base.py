@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import hashlib
+import os
 import re
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, Literal, Protocol
 
 Split = Literal["train", "valid"]
+LARGEST_VOCABULARY = 65_536  # ids have 16 bits
 
 
 class Corpus(Protocol):
@@ -18,11 +20,9 @@ class Corpus(Protocol):
 
     def documents(self, split: Split) -> Iterator[str]:
         """Documents of one split, streamed. ValueError, with the remedy, if the source is missing, empty or damaged."""
-        ...
 
     def manifest(self) -> dict[str, Any]:
         """What has been read so far: name, settings, SHA-256 of each file and of all of them, what was skipped."""
-        ...
 
 
 def split_point(key: str) -> float:
@@ -68,12 +68,12 @@ def split_by_name(keys: Sequence[str]) -> dict[str, Any] | None:
     named: dict[str, list[str]] = {"train": [], "valid": [], "test": [], "": []}
     for key in keys:
         named[_named_split(key)].append(key)
-    if not named["valid"] + named["test"]:
+    if not (valid := named["valid"] or named["test"]):
         return None
-    train, valid = named["train"] or named[""], named["valid"] or named["test"]
+    train = named["train"] or named[""]
+    listed = f"{len(train)} train ({_first(train)}), {len(valid)} valid ({_first(valid)})"
     left_out = len(keys) - len(train) - len(valid)
-    listed = [f"{len(files)} {what} ({_first(files)})" for what, files in (("train", train), ("valid", valid))]
-    return {"train": train, "valid": valid, "description": f"by name, {', '.join(listed)}, {left_out} left out"}
+    return {"train": train, "valid": valid, "description": f"by name, {listed}, {left_out} left out"}
 
 
 def _named_split(key: str) -> str:
@@ -130,6 +130,13 @@ def files_digest(digests: dict[str, str]) -> str:
     return whole.hexdigest()
 
 
-def raise_error(error: OSError) -> None:
-    """`onerror` of os.walk, which otherwise skips folders that cannot be read."""
-    raise error
+def python_files(folder: Path, left_out: Collection[str]) -> list[str]:
+    """Relative paths (with forward slashes) of the `.py` files below `folder`, sorted. Without symbolic links, and
+    without folders of a name in `left_out`.
+    """
+    found = []
+    for parent, folders, names in os.walk(folder):
+        folders[:] = [name for name in folders if name not in left_out]
+        paths = (Path(parent, name) for name in names if name.endswith(".py"))
+        found += [path.relative_to(folder).as_posix() for path in paths if not path.is_symlink()]
+    return sorted(found)

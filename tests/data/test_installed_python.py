@@ -73,7 +73,7 @@ def test_a_copy_of_a_file_changes_no_split(tmp_path):
     ],
 )
 def test_filters_by_hand(text, reason):
-    assert why_not(text) == reason
+    assert why_not(text.encode()) == reason
 
 
 def test_nothing_installed_is_an_error(tmp_path):

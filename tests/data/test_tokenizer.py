@@ -159,7 +159,7 @@ def test_errors(tmp_path, trained, files):
         damaged(good, special={}): "cannot be used",
         damaged(learned, pre_tokenizer={"type": "Whitespace"}): "not a byte-level BPE",
         damaged(learned, normalizer={"type": "Lowercase"}): "changes the text",
-        damaged(learned, added_tokens=[]): "no <|endoftext|> token",
+        damaged(learned, added_tokens=[]): "not <|endoftext|> alone",
         damaged(learned, added_tokens=[{"id": 399, "content": "<|endoftext|>"}], model=reversed_merges): "do not rise",
     }
     path = tmp_path / "bad.json"

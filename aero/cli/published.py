@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import tempfile
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -10,7 +9,7 @@ from typing import Any
 
 from aero import checkpoint
 from aero.cli.tokenizers import tokenizer_of
-from aero.data.tokenizer import END_OF_TEXT, FastTokenizer, load_tokenizer
+from aero.data.tokenizer import END_OF_TEXT, FastTokenizer, tokenizer_from
 from aero.errors import UserError, cut, text_of
 from aero.model import GPT
 from aero.two_party.program.fixed_point import coverage, fitting
@@ -38,7 +37,7 @@ def publish(
     check_vocabulary(loaded, description)
     description = replace(description, program=fitting(model, program, settings, ids))
     checked = coverage(model, description.program, settings, ids)
-    return Published(path, description, tokenizer_text(loaded), weights_sha256(model), checked, load), loaded
+    return Published(path, description, loaded.text, weights_sha256(model), checked, load), loaded
 
 
 def ids_within(tokenizer: Any, text: str) -> list[int]:
@@ -79,17 +78,11 @@ def check_ids(ids: list[int], tokenizer: Any, description: Description) -> None:
         )
 
 
-def tokenizer_text(tokenizer: Any) -> str:
-    """The tokenizer as the text of its file, for a client."""
-    with tempfile.TemporaryDirectory(prefix="aero-") as folder:
-        tokenizer.save(Path(folder) / "tokenizer.json")
-        return (Path(folder) / "tokenizer.json").read_text(encoding="utf-8")
-
-
 def tokenizer_of_text(text: str) -> Any:
-    """A tokenizer from what `tokenizer_text` gave. ValueError if it is damaged."""
+    """A tokenizer from its `text`. ValueError if it is damaged."""
     if '"format"' not in text[:20]:  # the first key of this project's own files
         return FastTokenizer(text)
-    with tempfile.TemporaryDirectory(prefix="aero-") as folder:
-        (Path(folder) / "tokenizer.json").write_text(text, encoding="utf-8")
-        return load_tokenizer(Path(folder) / "tokenizer.json")
+    try:
+        return tokenizer_from(text)
+    except ValueError as error:
+        raise UserError(f"the server's tokenizer cannot be used ({error})") from None

@@ -9,6 +9,8 @@ from collections.abc import Collection, Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, Literal, Protocol
 
+from aero.records import write_text
+
 Split = Literal["train", "valid"]
 LARGEST_VOCABULARY = 65_536  # ids have 16 bits
 
@@ -23,6 +25,40 @@ class Corpus(Protocol):
 
     def manifest(self) -> dict[str, Any]:
         """What has been read so far: name, settings, SHA-256 of each file and of all of them, what was skipped."""
+
+
+class AnyTokenizer:
+    """What the tokenizers of token files share. vocabulary: number of ids, `end_of_text` included; text: that of a file
+    from which `aero.data.tokenizer` reads it; sha256: of everything that determines the ids.
+    """
+
+    vocabulary: int
+    end_of_text: int
+    text: str
+    sha256: str
+
+    def encode(self, text: str) -> list[int]:
+        """Ids of `text`."""
+        return self.encode_batch([text])[0]
+
+    def encode_batch(self, texts: list[str], threads: int = 1) -> list[list[int]]:
+        """Ids of each text, computed on `threads` threads."""
+        raise NotImplementedError
+
+    def decode(self, ids: Iterable[int]) -> str:
+        """The text of `ids`; invalid UTF-8 becomes U+FFFD. ValueError for an id outside the vocabulary."""
+        ids = [int(i) for i in ids]
+        if wrong := [i for i in ids if not 0 <= i < self.vocabulary]:
+            raise ValueError(f"token id {wrong[0]} is not in the vocabulary (0 to {self.vocabulary - 1})")
+        return self._bytes(ids).decode("utf-8", "replace")
+
+    def _bytes(self, ids: list[int]) -> bytes:
+        """The bytes of known ids."""
+        raise NotImplementedError
+
+    def save(self, path: str | Path) -> None:
+        """Write `text`, atomically."""
+        write_text(Path(path), self.text)
 
 
 def split_point(key: str) -> float:
@@ -116,6 +152,16 @@ def reading_notes(manifest: dict[str, Any]) -> list[str]:
     return lines
 
 
+def first_bytes(documents: Iterable[str], limit: int | None) -> Iterator[str]:
+    """Documents up to and including the one with which they reach `limit` bytes in UTF-8; None gives all."""
+    read = 0
+    for text in documents:
+        yield text
+        read += len(text.encode("utf-8", "replace"))
+        if limit is not None and read >= limit:
+            return
+
+
 def sha256_of(path: Path) -> str:
     """SHA-256 of a file, in hexadecimal digits."""
     with open(path, "rb") as file:
@@ -130,13 +176,20 @@ def files_digest(digests: dict[str, str]) -> str:
     return whole.hexdigest()
 
 
-def python_files(folder: Path, left_out: Collection[str]) -> list[str]:
-    """Relative paths (with forward slashes) of the `.py` files below `folder`, sorted. Without symbolic links, and
-    without folders of a name in `left_out`.
+def files_below(folder: Path, endings: tuple[str, ...], left_out: Collection[str] = ()) -> list[str]:
+    """Relative paths (with forward slashes) of the files below `folder` with one of `endings`, sorted. Without hidden
+    ones, symbolic links, and folders of a name in `left_out`. OSError for a folder that cannot be read.
     """
+
+    def stop(error: OSError) -> None:
+        raise error
+
     found = []
-    for parent, folders, names in os.walk(folder):
-        folders[:] = [name for name in folders if name not in left_out]
-        paths = (Path(parent, name) for name in names if name.endswith(".py"))
-        found += [path.relative_to(folder).as_posix() for path in paths if not path.is_symlink()]
+    for parent, folders, names in os.walk(folder, onerror=stop):
+        folders[:] = [name for name in folders if not name.startswith(".") and name not in left_out]
+        for name in names:
+            path = Path(parent, name)
+            wanted = name.lower().endswith(endings) and not name.startswith(".")
+            if wanted and path.is_file() and not path.is_symlink():
+                found.append(path.relative_to(folder).as_posix())
     return sorted(found)

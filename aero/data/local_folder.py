@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import json
-import os
 from collections import Counter
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
-from aero.data.base import Split, files_digest, files_of_split, sha256_of, split_by_name, split_point
+from aero.data.base import Split, files_below, files_digest, files_of_split, sha256_of, split_by_name, split_point
 
 TEXT_ENDINGS = (".txt", ".py", ".md")
 ROW_ENDINGS = (".parquet", ".jsonl")
@@ -24,7 +23,7 @@ class LocalFolder:
     is a document, taken from `text_column`. The split is the owner's if file or folder names give one
     (`split_by_name`). Otherwise text files are held out by the hash of their path, rows by that of path and row number.
     Bytes that are not UTF-8 become U+FFFD and are counted; files with NUL bytes are skipped as binary. Symbolic links
-    that lead out of the folder are refused.
+    are not read.
     """
 
     name = "local"
@@ -42,22 +41,10 @@ class LocalFolder:
         """Relative paths (forward slashes) of all files of the corpus, sorted. ValueError if missing or empty."""
         if not self.folder.is_dir():
             raise ValueError(f"corpus 'local': {self.folder} is not a folder; set corpus.path to one with text files")
-        root, found = self.folder.resolve(), []
-        for parent, folders, names in os.walk(self.folder, onerror=_raise):
-            folders[:] = [name for name in folders if not name.startswith(".")]
-            for name in [*folders, *names]:
-                path = Path(parent, name)
-                if path.is_symlink():  # one within the folder would read its file twice
-                    if not path.resolve().is_relative_to(root):
-                        raise ValueError(
-                            f"corpus 'local': {path} is a link that leads out of {self.folder}; copy the file"
-                        )
-                elif name.lower().endswith(TEXT_ENDINGS + ROW_ENDINGS) and not name.startswith(".") and path.is_file():
-                    found.append(path.relative_to(self.folder).as_posix())
-        if not found:
-            endings = ", ".join(TEXT_ENDINGS + ROW_ENDINGS)
+        if not (found := files_below(self.folder, TEXT_ENDINGS + ROW_ENDINGS)):
+            endings = f"{', '.join(TEXT_ENDINGS + ROW_ENDINGS)} (symbolic links are not read)"
             raise ValueError(f"corpus 'local' is empty: {self.folder} holds no file ending in {endings}")
-        return sorted(found)
+        return found
 
     def documents(self, split: Split) -> Iterator[str]:
         keys = self.files()
@@ -170,8 +157,3 @@ class LocalFolder:
             f"corpus 'local': {where} has no column {self.text_column!r}; set corpus.text_column to one of: "
             f"{known[:300]}"
         )
-
-
-def _raise(error: OSError) -> None:
-    """`onerror` of os.walk, which otherwise skips folders that cannot be read."""
-    raise error

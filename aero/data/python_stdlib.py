@@ -16,7 +16,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-from aero.data.base import Split, files_digest, files_of_split, python_files
+from aero.data.base import Split, files_below, files_digest, files_of_split
 
 _TEST_FOLDERS = frozenset({"test", "tests", "idle_test"})
 # They differ between machines with the same Python version.
@@ -42,8 +42,7 @@ class PythonStandardLibrary:
         self, validation_fraction: float = 0.05, include_tests: bool = False, folder: str | Path | None = None
     ) -> None:
         self.folder = Path(folder or sysconfig.get_paths()["stdlib"]).resolve()
-        self.validation_fraction = validation_fraction
-        self.include_tests = include_tests
+        self.validation_fraction, self.include_tests = validation_fraction, include_tests
         self._digests: dict[str, str] = {}
         self._skipped: set[str] = set()
         self._empty: set[str] = set()
@@ -51,11 +50,8 @@ class PythonStandardLibrary:
     def files(self) -> list[str]:
         """Relative paths (with forward slashes) of the sources, sorted. ValueError if there are none."""
         left_out = _BUILD_FOLDERS if self.include_tests else _BUILD_FOLDERS | _TEST_FOLDERS
-        found = [
-            key
-            for key in python_files(self.folder, left_out)
-            if not (key.startswith(_GENERATED) or Path(key).name.startswith("_sysconfigdata"))
-        ]
+        keys = files_below(self.folder, (".py",), left_out) if self.folder.is_dir() else []
+        found = [key for key in keys if not key.startswith(_GENERATED) and "_sysconfigdata" not in key]
         if not found:
             raise ValueError(
                 f"corpus 'python_stdlib' is empty: no .py files under {self.folder} (is this Python in a zip file?);"
@@ -100,14 +96,6 @@ class StandardLibraryDocstrings(PythonStandardLibrary):
 
     name = "stdlib_docstrings"
 
-    def __init__(
-        self, validation_fraction: float = 0.05, include_tests: bool = False, folder: str | Path | None = None
-    ) -> None:
-        super().__init__(validation_fraction, include_tests, folder)
-        self._not_python: list[str] = []
-        self._seen: set[str] = set()
-        self._repeated = 0
-
     def documents(self, split: Split) -> Iterator[str]:
         for key in files_of_split(self._texts, split, self.validation_fraction):
             yield self._texts[key]
@@ -133,6 +121,9 @@ class StandardLibraryDocstrings(PythonStandardLibrary):
     @cached_property
     def _texts(self) -> dict[str, str]:
         """Documents by key: the file's relative path, or path and topic."""
+        self._not_python: list[str] = []
+        self._seen: set[str] = set()
+        self._repeated = 0
         texts = self._topics()
         for key in self.files():
             if tree := self._parsed(key):

@@ -19,15 +19,13 @@ from typing import Any
 import tiktoken
 
 from aero.data import languini
-from aero.data.base import LARGEST_VOCABULARY
+from aero.data.base import LARGEST_VOCABULARY, AnyTokenizer, first_bytes
 from aero.errors import cut
-from aero.records import write_text
 
 FORMAT = "aero-tokenizer-1"
 END_OF_TEXT = "<|endoftext|>"
 # GPT-2's pre-tokenisation (Radford et al. 2019), in `tokenizers` ByteLevel(use_regex=True).
 PATTERN = r"""'(?:[sdmt]|ll|ve|re)| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+"""
-SMALLEST = 257  # the 256 bytes and `<|endoftext|>`
 HUB_PREFIX = "hub:"
 
 # On about a million blanks in a row the pattern overflows the regular-expression stack, and a Rust panic ends the
@@ -40,8 +38,8 @@ _SELF_CHECK = "def f(x):\n\treturn  x['naïve'] + 3.14   # it's 1,000 \u4f60\u59
 
 
 @dataclass(frozen=True)
-class Tokenizer:
-    """Text to ids and back. `ranks` gives every token's bytes its id, which is also its merge priority."""
+class Tokenizer(AnyTokenizer):
+    """`ranks` gives every token's bytes its id, which is also its merge priority."""
 
     ranks: dict[bytes, int]
     end_of_text: int
@@ -53,38 +51,19 @@ class Tokenizer:
 
     @property
     def vocabulary(self) -> int:
-        """Number of ids, `<|endoftext|>` included; ids run from 0 to `vocabulary - 1`."""
         return len(self.ranks) + 1
 
     @property
     def sha256(self) -> str:
-        """Hash of everything that determines the ids: pattern, tokens in order, special token."""
+        """Of pattern, tokens in order, special token."""
         whole = hashlib.sha256(f"{PATTERN}\n{END_OF_TEXT} {self.end_of_text}\n".encode())
         for token, rank in sorted(self.ranks.items(), key=lambda item: item[1]):
             whole.update(f"{rank} {token.hex()}\n".encode())
         return whole.hexdigest()
 
-    def encode(self, text: str) -> list[int]:
-        """Ids of `text`; `<|endoftext|>` in it is plain text."""
-        return self.encode_batch([text])[0]
-
-    def encode_batch(self, texts: list[str], threads: int = 1) -> list[list[int]]:
-        """Ids of each text, computed on `threads` threads."""
-        if any(len(text) >= BLANKS_AT_MOST and _LONG_BLANKS.search(text) for text in texts):
-            encode = self._encoding.encode_ordinary
-            return [[i for part in _cut_after(_LONG_BLANKS, text) for i in encode(part)] for text in texts]
-        return self._encoding.encode_ordinary_batch(texts, num_threads=threads)
-
-    def decode(self, ids: Iterable[int]) -> str:
-        """The text of `ids`; invalid UTF-8 becomes U+FFFD. ValueError for an id outside the vocabulary."""
-        ids = [int(i) for i in ids]
-        if wrong := [i for i in ids if not 0 <= i < self.vocabulary]:
-            raise ValueError(f"token id {wrong[0]} is not in the vocabulary (0 to {self.vocabulary - 1})")
-        return self._encoding.decode(ids)
-
     @property
     def text(self) -> str:
-        """The tokenizer as JSON, for `tokenizer_from`; the same tokenizer gives the same text."""
+        """JSON; the same tokenizer gives the same text."""
         ordered = sorted(self.ranks.items(), key=lambda item: item[1])
         content = {
             "format": FORMAT,
@@ -96,9 +75,15 @@ class Tokenizer:
         }
         return json.dumps(content, indent=0) + "\n"
 
-    def save(self, path: str | Path) -> None:
-        """Write `text`, atomically."""
-        write_text(Path(path), self.text)
+    def encode_batch(self, texts: list[str], threads: int = 1) -> list[list[int]]:
+        """Ids of each text, computed on `threads` threads; `<|endoftext|>` in one is plain text."""
+        if any(len(text) >= BLANKS_AT_MOST and _LONG_BLANKS.search(text) for text in texts):
+            encode = self._encoding.encode_ordinary
+            return [[i for part in _cut_after(_LONG_BLANKS, text) for i in encode(part)] for text in texts]
+        return self._encoding.encode_ordinary_batch(texts, num_threads=threads)
+
+    def _bytes(self, ids: list[int]) -> bytes:
+        return self._encoding.decode_bytes(ids)
 
 
 def build(ranks: dict[bytes, int], end_of_text: int) -> Tokenizer:
@@ -115,25 +100,12 @@ def build(ranks: dict[bytes, int], end_of_text: int) -> Tokenizer:
 def train_tokenizer(documents: Iterable[str], vocabulary: int, training_bytes: int = 20_000_000) -> Tokenizer:
     """A byte-level BPE of `vocabulary` entries, learned from the first `training_bytes` (UTF-8) of `documents`.
 
-    Too little text for that many merges gives a smaller vocabulary. ValueError for an impossible size or no text.
+    Too little text for that many merges gives a smaller vocabulary.
     """
-    if not SMALLEST <= vocabulary <= LARGEST_VOCABULARY:
-        raise ValueError(
-            f"vocabulary={vocabulary}: must be {SMALLEST} (256 bytes, one special) to {LARGEST_VOCABULARY}"
-        )
     from tokenizers import Tokenizer as Learned
     from tokenizers import models, pre_tokenizers, trainers
 
-    read = 0
-
-    def sample() -> Iterator[str]:
-        nonlocal read
-        for text in documents:
-            yield from _cut_after(_LONG_WORD, text)
-            read += len(text.encode("utf-8", "replace"))
-            if read >= training_bytes:
-                return
-
+    sample = first_bytes(documents, training_bytes)
     learned = Learned(models.BPE())
     learned.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=True)
     trainer = trainers.BpeTrainer(
@@ -142,14 +114,12 @@ def train_tokenizer(documents: Iterable[str], vocabulary: int, training_bytes: i
         special_tokens=[],
         show_progress=False,
     )
-    learned.train_from_iterator(sample(), trainer)
-    if not read:
-        raise ValueError("the tokenizer has no text to learn from: the training split is empty; check corpus.name")
+    learned.train_from_iterator((part for text in sample for part in _cut_after(_LONG_WORD, text)), trainer)
     learned.add_special_tokens([END_OF_TEXT])
     return _from_learned(json.loads(learned.to_str()))
 
 
-def load_tokenizer(path: str | Path) -> Tokenizer | languini.LanguiniVocabulary:
+def load_tokenizer(path: str | Path) -> AnyTokenizer:
     """The tokenizer in `path`: a file of this project, a byte-level BPE `tokenizer.json` of `tokenizers`, or a `.vocab`
     file of languini-kitchen.
 
@@ -163,21 +133,19 @@ def load_tokenizer(path: str | Path) -> Tokenizer | languini.LanguiniVocabulary:
         )
     try:
         text = path.read_bytes().decode()
-        if path.suffix == ".vocab":
-            return languini.vocabulary_of(text.removesuffix("\n").split("\n"))
-        return tokenizer_from(text)
+        return languini.vocabulary_of(text) if path.suffix == ".vocab" else tokenizer_from(text)
     except ValueError as error:
         raise ValueError(
             f"tokenizer {path} cannot be used ({str(error)[:300]}); set tokenizer.path to null to train one"
         ) from None
 
 
-def tokenizer_from(text: str) -> Tokenizer | languini.LanguiniVocabulary:
-    """The tokenizer in the text of a JSON file. ValueError for what `load_tokenizer` cannot use."""
+def tokenizer_from(text: str) -> AnyTokenizer:
+    """The tokenizer in the text of a file. ValueError for what `load_tokenizer` cannot use."""
     try:
+        if text.startswith(languini.FIRST[0]):
+            return languini.vocabulary_of(text)
         content = json.loads(text)
-        if content.get("format") == languini.FORMAT:
-            return languini.vocabulary_from_json(content)
         return _from_learned(content) if "model" in content else _from_own(content)
     except (KeyError, TypeError, AttributeError, OverflowError, RecursionError) as error:
         raise ValueError(f"{type(error).__name__}: {error}") from None
@@ -186,8 +154,6 @@ def tokenizer_from(text: str) -> Tokenizer | languini.LanguiniVocabulary:
 def _from_own(content: dict[str, Any]) -> Tokenizer:
     if content.get("format") != FORMAT:
         raise ValueError(f"neither a {FORMAT} file nor a tokenizer.json of `tokenizers`")
-    if content["pattern"] != PATTERN:
-        raise ValueError("it was made with another pre-tokenisation pattern")
     ranks = {base64.b64decode(key, validate=True): int(rank) for key, rank in content["tokens_base64"].items()}
     tokenizer = build(ranks, int(content["special"][END_OF_TEXT]))
     if tokenizer.sha256 != content["sha256"]:

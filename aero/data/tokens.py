@@ -16,21 +16,14 @@ from array import array
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import Any
 
 import numpy as np
 
-from aero.data.base import LARGEST_VOCABULARY, sha256_of
-
-if TYPE_CHECKING:
-    from aero.data.base import Corpus, Split
-    from aero.data.languini import LanguiniVocabulary
-    from aero.data.tokenizer import Tokenizer
-
-    AnyTokenizer = Tokenizer | LanguiniVocabulary
+from aero.data.base import AnyTokenizer, Corpus, Split, first_bytes, sha256_of
 
 FORMAT = "aero-tokens-1"
-SPLITS: tuple[Literal["train"], Literal["valid"]] = ("train", "valid")
+SPLITS: tuple[Split, ...] = ("train", "valid")
 REMEDY = "make the token files again: python -m stages.tokenize_corpus, or dvc repro -f tokenize"
 _BATCH_CHARACTERS = 2**21  # text encoded at once; about 60 MB with its ids
 
@@ -77,9 +70,7 @@ def open_tokens(folder: str | Path) -> Tokens:
         manifest = json.loads(path.read_text(encoding="utf-8"))
         if manifest["format"] != FORMAT:
             raise ValueError(f"format {manifest['format']!r} instead of {FORMAT!r}")
-        vocabulary = manifest["vocabulary"]
-        if type(vocabulary) is not int or not 1 <= vocabulary <= LARGEST_VOCABULARY:
-            raise ValueError(f"vocabulary is {str(vocabulary)[:40]}")
+        vocabulary = int(manifest["vocabulary"])
         entries = {split: manifest["splits"][split] for split in SPLITS}
         digests = {f"{split}.bin": entry["sha256"] for split, entry in entries.items()}
         digests |= {f"{split}.offsets.npy": entry["offsets_sha256"] for split, entry in entries.items()}
@@ -113,8 +104,7 @@ def write_tokens(
 
     train_bytes, validation_bytes: stop after the document with which a split reaches so many UTF-8 bytes; None reads
     all. threads: encoding threads, by default one a core.
-    The files are written to `<folder>.tmp`, which replaces `folder` when complete. The same text gives the same bytes.
-    Raises ValueError for a split without text.
+    The files are written to `<folder>.tmp`, which replaces `folder` when complete. ValueError for a split without text.
     """
     folder = Path(folder)
     temporary = folder.with_name(folder.name + ".tmp")
@@ -159,7 +149,7 @@ def _write_split(
         open(folder / f"{split}.bin", "wb") as file,
         tqdm(desc=f"tokenize {split}", total=limit, unit="B", unit_scale=True, disable=None) as bar,  # on a terminal
     ):
-        for texts in _batches(corpus.documents(split), limit):
+        for texts in _batches(first_bytes(corpus.documents(split), limit)):
             ids_of_batch = array("H")
             for ids in tokenizer.encode_batch(texts, threads):
                 ids.append(tokenizer.end_of_text)
@@ -189,16 +179,13 @@ def _write_split(
     }
 
 
-def _batches(documents: Iterator[str], limit: int | None) -> Iterator[list[str]]:
-    """Documents in lists of about `_BATCH_CHARACTERS`, up to and including the one that reaches `limit` bytes."""
+def _batches(documents: Iterator[str]) -> Iterator[list[str]]:
+    """Documents in lists of about `_BATCH_CHARACTERS`."""
     texts: list[str] = []
-    waiting = read = 0
+    waiting = 0
     for text in documents:
         texts.append(text)
         waiting += len(text)
-        read += len(text.encode("utf-8", "replace"))
-        if limit is not None and read >= limit:
-            break
         if waiting >= _BATCH_CHARACTERS:
             yield texts
             texts, waiting = [], 0

@@ -11,10 +11,9 @@ import time
 
 from aero import config as parameters
 from aero.config import Parameters
-from aero.data.base import Corpus, reading_notes
-from aero.data.languini import LanguiniVocabulary
+from aero.data.base import AnyTokenizer, Corpus, reading_notes
 from aero.data.registry import open_corpus
-from aero.data.tokenizer import Tokenizer, load_tokenizer, train_tokenizer
+from aero.data.tokenizer import load_tokenizer, train_tokenizer
 from aero.data.tokens import scale_root, tokens_folder, write_tokens
 from aero.errors import UserError, run_main
 
@@ -31,7 +30,7 @@ def name_key(chosen: Parameters, name: str | None = None) -> str:
     return f"scales.{chosen.scale}.corpus.name" if "name" in chosen.active.corpus else "corpus.name"
 
 
-def chosen_tokenizer(chosen: Parameters, corpus: Corpus, name: str | None = None) -> Tokenizer | LanguiniVocabulary:
+def chosen_tokenizer(chosen: Parameters, corpus: Corpus, name: str | None = None) -> AnyTokenizer:
     """The tokenizer file that the parameters name for this corpus, or one trained on its training split."""
     key, path, vocabulary = "tokenizer.path", chosen.tokenizer.path, chosen.active.tokens.vocabulary
     size = f"scales.{chosen.scale}.tokens.vocabulary"

@@ -32,15 +32,12 @@ def main(arguments: list[str]) -> int | None:
         "the tables that use it. States: missing; outdated (params.yaml has changed since); diverged; kept (in "
         "results/); fresh (in runs/).",
     )
-    runs.add_argument("runs", nargs="*", metavar="RUN", help="only these runs, for example sm-ln-g or SM+LN+G")
-    runs.add_argument(
-        "--scale", help="status and cost at this scale (default: params.yaml's; with --all, cost at every scale)"
-    )
-    runs.add_argument("--table", help="only runs of one table or figure: aero/4, aero/table4, aero/figure18")
-    runs.add_argument(
-        "--all", action="store_true", help="all rows and columns, with the cost of one training at every scale"
-    )
-    runs.add_argument("--json", action="store_true", help="print everything as JSON")
+    add = runs.add_argument
+    add("runs", nargs="*", metavar="RUN", help="only these runs, for example sm-ln-g or SM+LN+G")
+    add("--scale", help="status and cost at this scale (default: params.yaml's; with --all, cost at every scale)")
+    add("--table", help="only runs of one table or figure: aero/4, aero/table4, aero/figure18")
+    add("--all", action="store_true", help="all rows and columns, with the cost of one training at every scale")
+    add("--json", action="store_true", help="print everything as JSON")
     runs.set_defaults(run=_runs)
     costs = commands.add_parser(
         "cost",

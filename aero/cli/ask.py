@@ -41,74 +41,54 @@ def add_commands(commands: Any) -> None:
     target = ask.add_mutually_exclusive_group(required=True)
     _add_model(target)
     target.add_argument("--server", metavar="HOST:PORT", help="where `aero serve` listens")
-    ask.add_argument("--tokens", type=int, default=1, metavar="N", help="number of new tokens (default 1)")
-    ask.add_argument(
-        "--temperature", type=float, default=0.0, help="sample at this temperature; 0 (default): the most likely token"
-    )
-    ask.add_argument("--seed", type=int, default=0, help="random seed for sampling")
-    ask.add_argument(
-        "--program", help="tuned, as_written, tuned-lattice_products, ...; with --server: refuse any other program"
-    )
-    ask.add_argument("--expect", metavar="SHA256", help="refuse a server whose description has a different SHA-256")
-    ask.add_argument(
-        "--wait", type=float, default=60, metavar="S", help="seconds to wait for a busy server (default 60)"
-    )
-    ask.add_argument("--no-cache", action="store_true", help="a whole forward pass for each token")
-    ask.add_argument("--json", action="store_true", help="print one JSON object at the end")
+    add = ask.add_argument
+    add("--tokens", type=int, default=1, metavar="N", help="number of new tokens (default 1)")
+    add("--temperature", type=float, default=0.0, help="sample at this temperature; 0 (default): the most likely token")
+    add("--seed", type=int, default=0, help="random seed for sampling")
+    add("--program", help="tuned, as_written, tuned-lattice_products, ...; with --server: refuse any other program")
+    add("--expect", metavar="SHA256", help="refuse a server whose description has a different SHA-256")
+    add("--wait", type=float, default=60, metavar="S", help="seconds to wait for a busy server (default 60)")
+    add("--no-cache", action="store_true", help="a whole forward pass for each token")
+    add("--json", action="store_true", help="print one JSON object at the end")
     serve = commands.add_parser("serve", help="serve a model for private questions", description=SERVE)
     serve.set_defaults(run=_serve)
     _add_model(serve.add_mutually_exclusive_group(required=True))
-    serve.add_argument(
-        "--listen", default="127.0.0.1:9731", metavar="HOST:PORT", help="default 127.0.0.1:9731; IPv6: [::1]:9731"
-    )
-    serve.add_argument(
-        "--program",
-        default="tuned",
-        help="tuned (default), as_written, or one of them +NAME, -NAME (optimizations: docs/two_party.md)",
-    )
-    serve.add_argument(
-        "--unreviewed", action="store_true", help="use this project's own cryptography on other than loopback addresses"
-    )
-    serve.add_argument(
-        "--most-tokens", type=int, default=256, metavar="N", help="maximum new tokens per question (default 256)"
-    )
-    serve.add_argument("--once", action="store_true", help="end after one question; exit status 0 if it was answered")
-    serve.add_argument(
-        "--total", type=float, default=3600, metavar="S", help="time limit of a question, seconds (default 3600)"
-    )
+    add, listen = serve.add_argument, "127.0.0.1:9731"
+    add("--listen", default=listen, metavar="HOST:PORT", help=f"default {listen}; IPv6: [::1]:9731")
+    programs = "tuned (default), as_written, or one of them +NAME, -NAME (optimizations: docs/two_party.md)"
+    add("--program", default="tuned", help=programs)
+    own = "use this project's own cryptography on other than loopback addresses"
+    add("--unreviewed", action="store_true", help=own)
+    add("--most-tokens", type=int, default=256, metavar="N", help="maximum new tokens per question (default 256)")
+    add("--once", action="store_true", help="end after one question; exit status 0 if it was answered")
+    add("--total", type=float, default=3600, metavar="S", help="time limit of a question, seconds (default 3600)")
     for command in (ask, serve):
-        command.add_argument(
-            "--prefix",
-            default="",
-            metavar="TEXT",
-            help="public text before every prompt, its keys and values computed in the clear",
-        )
-        command.add_argument("--tokenizer", help="tokenizer file (default: the one stored with the run)")
-        command.add_argument(
-            "--timeout",
-            type=float,
-            default=120,
-            metavar="S",
-            help="seconds to wait for one message of the other party, its computing time included (default 120)",
-        )
-        command.add_argument("--certificate", type=Path, help="this side's certificate (PEM); with --key and --ca")
-        command.add_argument("--key", type=Path, help="private key of --certificate (PEM)")
-        command.add_argument("--ca", type=Path, help="the authority that signed the other side's certificate")
-        command.add_argument("--insecure", action="store_true", help="unencrypted TCP; the network can read it")
+        _add_common(command.add_argument)
     making = "make a CA and certificates for `ask` and `serve`"
     certificates = commands.add_parser("certificates", help=making, description=making)
     certificates.set_defaults(run=_certificates)
     certificates.add_argument("folder", type=Path, help="new files are written here; existing ones are never replaced")
-    certificates.add_argument(
-        "--host", action="append", help="name or address of the server, may be repeated (default localhost, 127.0.0.1)"
-    )
+    hosts = "name or address of the server, may be repeated (default localhost, 127.0.0.1)"
+    certificates.add_argument("--host", action="append", help=hosts)
 
 
-def _add_model(command: Any) -> None:
-    command.add_argument("--checkpoint", type=Path, metavar="FILE", help="a model trained here")
-    command.add_argument(
-        "--model", type=Path, dest="checkpoint", metavar="FOLDER", help="a Hugging Face GPT-2, GPT-NeoX or Llama"
-    )
+def _add_model(group: Any) -> None:
+    group.add_argument("--checkpoint", type=Path, metavar="FILE", help="a model trained here")
+    families = "a Hugging Face GPT-2, GPT-NeoX or Llama"
+    group.add_argument("--model", type=Path, dest="checkpoint", metavar="FOLDER", help=families)
+
+
+def _add_common(add: Callable[..., Any]) -> None:
+    """Arguments of both `ask` and `serve`."""
+    prefix = "public text before every prompt, its keys and values computed in the clear"
+    add("--prefix", default="", metavar="TEXT", help=prefix)
+    add("--tokenizer", help="tokenizer file (default: the one stored with the run)")
+    longest = "seconds to wait for one message of the other party, its computing time included (default 120)"
+    add("--timeout", type=float, default=120, metavar="S", help=longest)
+    add("--certificate", type=Path, help="this side's certificate (PEM); with --key and --ca")
+    add("--key", type=Path, help="private key of --certificate (PEM)")
+    add("--ca", type=Path, help="the authority that signed the other side's certificate")
+    add("--insecure", action="store_true", help="unencrypted TCP; the network can read it")
 
 
 def _certificates(chosen: argparse.Namespace) -> None:
@@ -169,13 +149,12 @@ def _program_for(chosen: argparse.Namespace) -> str:
 
 def _check_files(chosen: argparse.Namespace) -> None:
     """UserError for a missing checkpoint, or files of another kind, before libraries are loaded for seconds."""
-    configured = chosen.checkpoint / "config.json"
-    try:
-        check_file(configured if configured.is_file() else chosen.checkpoint)
-    except FileNotFoundError:
+    if not chosen.checkpoint.exists():
         raise UserError(
             f"{chosen.checkpoint} does not exist; `make example` trains one; README.md tells how to get SmolLM2"
-        ) from None
+        )
+    configured = chosen.checkpoint / "config.json"
+    check_file(configured if configured.is_file() else chosen.checkpoint)
     if chosen.tokenizer is not None:
         check_file(Path(chosen.tokenizer))
 
@@ -211,13 +190,12 @@ def _ask_here(chosen: argparse.Namespace, prompt: str, settings: Settings, displ
     display.say("loading and checking the model")
     program = chosen.program or "tuned"
     published, tokenizer = publish(chosen.checkpoint, chosen.tokenizer, program, settings, chosen.prefix)
-
     display.note(published.checked)
     _answer(chosen, prompt, published.description, tokenizer, settings, partial(ask_here, published), display)
 
 
 def _ask_server(chosen: argparse.Namespace, prompt: str, settings: Settings, display: Display) -> None:
-    from aero.cli.published import check_vocabulary, tokenizer_of_text
+    from aero.cli.published import tokenizer_of_text
     from aero.data.tokenizer import load_tokenizer
     from aero.two_party.serving.session import Client
     from aero.two_party.serving.tls import context_for
@@ -236,7 +214,6 @@ def _ask_server(chosen: argparse.Namespace, prompt: str, settings: Settings, dis
         tokenizer = tokenizer_of_text(client.tokenizer) if given is None else load_tokenizer(given)
         if tokenizer.sha256 != description.tokenizer_sha256:
             raise UserError("the tokenizer is not the one that the server published; leave out --tokenizer")
-        check_vocabulary(tokenizer, description)
         display.note(f"the server says: {client.checked}")
         _answer(chosen, prompt, description, tokenizer, settings, client.ask, display)
     finally:
@@ -274,11 +251,11 @@ def _answer(
         kind, value = said
         if kind == "progress":
             display.say(value)
-            return
-        ids.append(value)
-        text = tokenizer.decode(ids)
-        # The first bytes of a character are shown with its last.
-        display.show(text.rstrip("\ufffd") if len(ids) < chosen.tokens else text)
+        else:
+            ids.append(value)
+            text = tokenizer.decode(ids)
+            # The first bytes of a character are shown with its last.
+            display.show(text.rstrip("\ufffd") if len(ids) < chosen.tokens else text)
 
     prompt_ids = ids_within(tokenizer, prompt) if description.prefix else tokenizer.encode(prompt)
     check_ids(prompt_ids, tokenizer, description)
@@ -299,15 +276,15 @@ def _summary(answered: Answered, prompt_tokens: int, rounds: float | None, unkno
     if costs[1:]:
         what = "one row each, after the cache" if answered.cached else "a whole pass each"
         parts[f"{len(costs) - 1} more tokens, {what}"] = costs[1:]
-    lines = [("", "MB from client", "MB from server", "messages", "seconds")]
-    for name, some in parts.items():
-        size = (f"{sum(getattr(one, f'bytes_{party}') for one in some) / 1e6:.1f}" for party in ("client", "server"))
-        lines.append((name, *size, str(sum(one.messages for one in some)), f"{sum(one.seconds for one in some):.1f}"))
     wide = max(map(len, parts))
-    table = [name.ljust(wide) + "".join(f"{cell:>16}" for cell in cells) for name, *cells in lines]
+    lines = [f"{'':{wide}}{'MB from client':>16}{'MB from server':>16}{'messages':>16}{'seconds':>16}"]
+    for name, some in parts.items():
+        client, server = sum(one.bytes_client for one in some) / 1e6, sum(one.bytes_server for one in some) / 1e6
+        messages, seconds = sum(one.messages for one in some), sum(one.seconds for one in some)
+        lines.append(f"{name:{wide}}{client:16.1f}{server:16.1f}{messages:16}{seconds:16.1f}")
     said = f"about {rounds:.0f} rounds (composed)" if rounds is not None else f"rounds unknown ({unknown})"
     seconds = sum(one.seconds for one in costs) / len(costs)
-    return "\n".join([*table, f"{said}; {seconds:.1f} s a token without set-up"])
+    return "\n".join([*lines, f"{said}; {seconds:.1f} s a token without set-up"])
 
 
 def _rounds(description: Description, tokens: int, passes: int, cached: bool) -> tuple[float | None, str | None]:
@@ -323,8 +300,8 @@ def _rounds(description: Description, tokens: int, passes: int, cached: bool) ->
         for length in range(tokens, tokens + passes):
             past = slots_for(len(description.prefix) + length - 1, model[1].context)
             counts = operations(*model, 1, past) if cached and length > tokens else operations(*model, length)
-            for one, count in counts.items():
-                one = without_public(one)
+            for operation, count in counts.items():
+                one = without_public(operation)
                 total += count * measured.rounds(one.name, one.shape)
     except Exception as error:  # a damaged file of measurements must not cost the answer, which is there
         return None, one_line(error)
@@ -334,7 +311,7 @@ def _rounds(description: Description, tokens: int, passes: int, cached: bool) ->
 def _settings(chosen: argparse.Namespace) -> Settings:
     from aero.two_party.runtime.settings import Settings
 
-    total = chosen.total if "total" in chosen else None
+    total = getattr(chosen, "total", None)
     connect = min(90.0, chosen.timeout)
     return Settings(receive_timeout_s=chosen.timeout, connect_timeout_s=connect, total_timeout_s=total)
 

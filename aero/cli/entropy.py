@@ -8,16 +8,18 @@ import io
 import json
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from aero.errors import UserError, text_of
 
 if TYPE_CHECKING:
+    import numpy as np
     from torch import nn
 
     from aero.entropy import EntropyStatistics
+
+    Opened = tuple[nn.Module, Callable[[str], list[int]], int | None, int | None]
 
 DESCRIPTION = """Measure the attention entropy of every head of MODEL on a text. The text is cut into sequences of one
 length; a shorter remainder is dropped. A head's entropy is the mean over queries and sequences. MODEL is a checkpoint
@@ -25,7 +27,6 @@ of this project, or a folder with a Hugging Face causal language model and its t
 FIGURES = (".svg", ".png", ".pdf")
 LONGEST = 1024
 """The default sequence length is the model's context, but at most this."""
-DTYPES = ("float32", "auto", "bfloat16", "float16")
 TEXT_BYTES = 2**28
 """The longest text that is read: it is tokenized as a whole."""
 
@@ -40,7 +41,7 @@ def add_commands(commands: Any) -> None:
     add("--tokens", type=int, default=16384, metavar="N", help="maximum number of tokens (default 16384)")
     add("--batch", type=int, default=4, metavar="B", help="sequences per batch (default 4)")
     precision = "compute precision of a Hugging Face model; auto: as saved (default float32)"
-    add("--dtype", choices=DTYPES, default=DTYPES[0], help=precision)
+    add("--dtype", choices=("float32", "auto", "bfloat16", "float16"), default="float32", help=precision)
     add("--bos", action="store_true", help="begin every sequence with the tokenizer's BOS token")
     add("--tokenizer", type=Path, help="tokenizer of a checkpoint (default: that of its run)")
     add("--json", action="store_true", help="print everything as one JSON object")
@@ -48,16 +49,6 @@ def add_commands(commands: Any) -> None:
     add("--baseline", type=Path, metavar="FILE", help=baseline)
     add("--figure", type=Path, metavar="FILE", help="draw a heatmap of layers and heads (svg, png, pdf)")
     parser.set_defaults(run=lambda chosen: print(answer(chosen)))
-
-
-@dataclass(frozen=True)
-class Reader:
-    """A model with its tokenizer. context: its most tokens, if known. bos: the token that begins every sequence."""
-
-    model: nn.Module
-    encode: Callable[[str], list[int]]
-    context: int | None
-    bos: int | None = None
 
 
 def answer(chosen: argparse.Namespace) -> str:
@@ -70,32 +61,32 @@ def answer(chosen: argparse.Namespace) -> str:
     _check(chosen)
     text = text_of(chosen.text, TEXT_BYTES)
     baseline = None if chosen.baseline is None else _baseline(chosen.baseline)
-    reader = _open(chosen)
-    if reader.context is not None and (chosen.context or 0) > reader.context:
-        raise UserError(f"--context {chosen.context} exceeds the model's {reader.context} positions")
-    ids = reader.encode(text)
-    begun = reader.bos is not None
-    context = min(chosen.context or min(reader.context or LONGEST, LONGEST, chosen.tokens), len(ids) + begun)
+    model, encode, most, bos = _open(chosen)
+    if most is not None and (chosen.context or 0) > most:
+        raise UserError(f"--context {chosen.context} exceeds the model's {most} positions")
+    ids = encode(text)
+    begun = bos is not None
+    context = min(chosen.context or min(most or LONGEST, LONGEST, chosen.tokens), len(ids) + begun)
     if context < 2:
         raise UserError(f"a sequence of {context} token(s) has no entropy; give a longer --text, --context or --tokens")
     count = min(len(ids) // (context - begun), chosen.tokens // context)
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
     sequences = torch.tensor(ids[: count * (context - begun)], device=device).reshape(count, context - begun)
     if begun:
-        sequences = torch.nn.functional.pad(sequences, (1, 0), value=reader.bos)
-    statistics = measure(reader.model.to(device).eval(), sequences.split(min(chosen.batch, count)))
+        sequences = torch.nn.functional.pad(sequences, (1, 0), value=bos)
+    statistics = measure(model.to(device).eval(), sequences.split(min(chosen.batch, count)))
     if chosen.figure is not None:
-        _draw(chosen.figure, type(reader.model).__name__, statistics)
+        _draw(chosen.figure, type(model).__name__, statistics)
     layers, heads = statistics.mean.shape
     found = {
         "model": str(chosen.model),
-        "class": type(reader.model).__name__,
+        "class": type(model).__name__,
         "layers": layers,
         "heads": heads,
         "context": context,
         "sequences": count,
         "bos": begun,
-        "dtype": str(max(reader.model.parameters(), key=torch.numel).dtype).removeprefix("torch."),
+        "dtype": str(max(model.parameters(), key=torch.numel).dtype).removeprefix("torch."),
         "device": device.type,
         "text": str(chosen.text),
         "text_sha256": hashlib.sha256(text.encode()).hexdigest(),
@@ -104,7 +95,7 @@ def answer(chosen: argparse.Namespace) -> str:
         "landscape": _landscape(chosen, statistics, baseline),
     }
     if not chosen.json:
-        return _table(found, statistics, chosen, reader.bos)
+        return _table(found, statistics, chosen, bos)
     return json.dumps(found | {"provenance": records.provenance(measured=records.now())}, allow_nan=False)
 
 
@@ -121,20 +112,18 @@ def _check(chosen: argparse.Namespace) -> None:
         raise UserError(f"--figure {chosen.figure} cannot be written: there is no folder {chosen.figure.parent}")
 
 
-def _baseline(path: Path) -> list[list[float]]:
+def _baseline(path: Path) -> np.ndarray:
     """Headwise means (L, H) from another model's --json; NaN for a head that was not finite."""
+    import numpy as np
+
     try:
-        mean = json.loads(text_of(path))["entropy_mean"]
-        rows = [[math.nan if value is None else float(value) for value in row] for row in mean]
-        if not rows or len({len(row) for row in rows}) != 1 or not rows[0]:
-            raise ValueError("`entropy_mean` is no table of layers and heads")
+        return np.array(json.loads(text_of(path))["entropy_mean"], dtype=float)
     except (ValueError, KeyError, TypeError, OverflowError, RecursionError) as error:
         raise UserError(f"--baseline {path} is no output of `aero entropy --json` ({error!r:.200})") from None
-    return rows
 
 
 def _landscape(
-    chosen: argparse.Namespace, statistics: EntropyStatistics, baseline: list[list[float]] | None
+    chosen: argparse.Namespace, statistics: EntropyStatistics, baseline: np.ndarray | None
 ) -> dict[str, Any]:
     """Figures 2 and 3 of `entropy_landscape` and the range of its Table 1, from the headwise means.
 
@@ -173,15 +162,15 @@ def _draw(path: Path, name: str, statistics: EntropyStatistics) -> None:
     )
     axes.set(xlabel="head", ylabel="layer")
     axes.set_title(f"{name}, T={statistics.by_position.shape[1]}", fontsize=8)
-    axes.xaxis.get_major_locator().set_params(integer=True)
-    axes.yaxis.get_major_locator().set_params(integer=True)
+    axes.locator_params(integer=True)
     figure.colorbar(mesh, label="mean entropy, nats")
     drawn = io.BytesIO()
     figure.savefig(drawn, format=path.suffix[1:], dpi=150, facecolor="white")
     write_together({path: drawn.getvalue()})
 
 
-def _open(chosen: argparse.Namespace) -> Reader:
+def _open(chosen: argparse.Namespace) -> Opened:
+    """The model, its encoder of texts, its most tokens if known, and the token that begins every sequence, if any."""
     path = chosen.model
     if any((path / name).is_file() for name in ("config.json", "adapter_config.json")):
         return _open_hugging_face(path, chosen.dtype, chosen.bos)
@@ -191,16 +180,16 @@ def _open(chosen: argparse.Namespace) -> Reader:
             f"{path} is neither a folder with a Hugging Face model (config.json) nor a checkpoint of this project; "
             "nothing is downloaded: for a model of the hub give the folder of huggingface_hub.snapshot_download"
         )
-    if chosen.bos or chosen.dtype != DTYPES[0]:
+    if chosen.bos or chosen.dtype != "float32":
         raise UserError("--bos and --dtype are for Hugging Face models only")
     from aero import checkpoint
     from aero.cli.tokenizers import tokenizer_of
 
     model = checkpoint.load(file)
-    return Reader(model, tokenizer_of(file, chosen.tokenizer).encode, model.config.context)
+    return model, tokenizer_of(file, chosen.tokenizer).encode, model.config.context, None
 
 
-def _open_hugging_face(path: Path, dtype: str, begin: bool) -> Reader:
+def _open_hugging_face(path: Path, dtype: str, begin: bool) -> Opened:
     try:
         from transformers import AutoTokenizer
     except ModuleNotFoundError:
@@ -227,7 +216,7 @@ def _open_hugging_face(path: Path, dtype: str, begin: bool) -> Reader:
     def encode(text: str) -> list[int]:
         return tokenizer(text, add_special_tokens=False, verbose=False)["input_ids"]
 
-    return Reader(model, encode, context, tokenizer.bos_token_id if begin else None)
+    return model, encode, context, tokenizer.bos_token_id if begin else None
 
 
 def _table(found: dict[str, Any], statistics: EntropyStatistics, chosen: argparse.Namespace, bos: int | None) -> str:
@@ -246,43 +235,35 @@ def _table(found: dict[str, Any], statistics: EntropyStatistics, chosen: argpars
         "",
         f"layer  {'mean':>12}  lowest  highest   bound  heads per quarter of the maximum ({name})",
     ]
-    for layer, (row, bound) in enumerate(zip(statistics.mean.double(), statistics.bounds().tolist(), strict=True)):
-        finite = row[row.isfinite()].tolist()
-        low, high = (min(finite), max(finite)) if finite else (None, None)
+    for layer, bound in enumerate(statistics.bounds().tolist()):
+        mean, finite = _with_error(statistics, layer)
+        low, high = min(finite, default=None), max(finite, default=None)
         counts = [round(fraction * heads) for fraction in quarter_fractions(values[layer], largest)]
-        lines.append(
-            f"{layer + 1:5}  {_with_error(statistics, layer):>12}  {_number(low):>6}  {_number(high):>7}  "
-            f"{_number(bound):>6}  {' '.join(f'{count:3}' for count in counts)}"
-            + (f"   {heads - len(finite)} not finite" if len(finite) < heads else "")
-        )
+        line = f"{layer + 1:5}  {mean:>12}  {_number(low):>6}  {_number(high):>7}  {_number(bound):>6}  "
+        line += " ".join(f"{count:3}" for count in counts)
+        lines.append(line + (f"   {heads - len(finite)} not finite" if len(finite) < heads else ""))
     steep = [value for row in landscape["steepness"] for value in row if value is not None] or [math.nan]
     lines += [
         "",
         f"landscape: Gini by layer {_series(landscape['gini_by_layer'])}; steepness "
         f"{_number(sum(steep) / len(steep))} on average, at most {_number(max(steep))}",
     ]
-    if landscape["wasserstein_1_by_layer"] is not None:
-        lines.append(
-            f"Wasserstein-1 to {chosen.baseline} by layer, nats: {_series(landscape['wasserstein_1_by_layer'])}"
-        )
+    if (distances := landscape["wasserstein_1_by_layer"]) is not None:
+        lines.append(f"Wasserstein-1 to {chosen.baseline} by layer, nats: {_series(distances)}")
     for failure in ("overload", "collapse"):
-        lines.append(
-            f"{failure}: {_failed(found[failure])}; relative to the bound {_failed(found['of_bound'][failure])}"
-        )
+        of_bound = _failed(found["of_bound"][failure])
+        lines.append(f"{failure}: {_failed(found[failure])}; relative to the bound {of_bound}")
     return "\n".join([*lines, f"rule: {found['rule']}"])
 
 
-def _with_error(statistics: EntropyStatistics, layer: int) -> str:
-    """Mean of the layer's finite heads ± its standard error over blocks, if there are at least two blocks."""
+def _with_error(statistics: EntropyStatistics, layer: int) -> tuple[str, list[float]]:
+    """Mean of the layer's finite heads ± its standard error over blocks, if it has one; and their entropies."""
     from aero.entropy import standard_error
 
     finite = statistics.mean[layer].isfinite()
-    if not finite.any():
-        return "-"
-    shown = _number(statistics.mean[layer, finite].double().mean().item())
-    if len(statistics.blocks) < 2:
-        return shown
-    return f"{shown}±{_number(standard_error(statistics.blocks[:, layer, finite].double().mean(1), 0).item())}"
+    entropies = statistics.mean[layer, finite].double()
+    error = standard_error(statistics.blocks[:, layer, finite].double().mean(1), 0).item()
+    return _number(entropies.mean().item()) + (f"±{error:.3f}" if math.isfinite(error) else ""), entropies.tolist()
 
 
 def _series(values: Sequence[float | None]) -> str:
@@ -295,4 +276,4 @@ def _failed(found: dict[str, Any]) -> str:
 
 
 def _number(value: float | None) -> str:
-    return "-" if value is None else f"{value:.3f}"
+    return "-" if value is None or not math.isfinite(value) else f"{value:.3f}"

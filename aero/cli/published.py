@@ -2,17 +2,14 @@
 
 from __future__ import annotations
 
-import tempfile
-from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from aero import checkpoint
 from aero.cli.tokenizers import tokenizer_of
-from aero.data.tokenizer import END_OF_TEXT, FastTokenizer, load_tokenizer
+from aero.data.tokenizer import END_OF_TEXT, FastTokenizer, tokenizer_from
 from aero.errors import UserError, cut, text_of
-from aero.model import GPT
 from aero.two_party.program.fixed_point import coverage, fitting
 from aero.two_party.program.weights import within_budget
 from aero.two_party.runtime.settings import Settings
@@ -29,43 +26,36 @@ def publish(
     tokenizer: a file, None for the folder's or the one beside the checkpoint's run. UserError if it is another model's.
     prefix: text before every prompt; END_OF_TEXT alone is the special token.
     """
-    load, loaded = _hugging_face(path, tokenizer) if path.is_dir() else (checkpoint.load, tokenizer_of(path, tokenizer))
+    if path.is_dir():
+        from aero.hf.convert import load
+
+        loaded = _fast_tokenizer(path / "tokenizer.json" if tokenizer is None else Path(tokenizer))
+    else:
+        load, loaded = checkpoint.load, tokenizer_of(path, tokenizer)
     model = load(path)
-    special = prefix == END_OF_TEXT and not isinstance(loaded, FastTokenizer)
-    ids = [loaded.end_of_text] if special else ids_within(loaded, prefix)
+    own = not isinstance(loaded, FastTokenizer)
+    if own and loaded.vocabulary > model.config.vocabulary:  # a Hugging Face tokenizer may have more, see `check_ids`
+        sizes = f"the tokenizer has {loaded.vocabulary} entries, the model {model.config.vocabulary}"
+        raise UserError(f"{sizes}: it is that of another model; give the model's own as --tokenizer")
+    ids = [loaded.end_of_text] if own and prefix == END_OF_TEXT else ids_within(loaded, prefix)
     program = within_budget(model, program, fraction_bits=settings.fraction_bits)
     description = Description.of(model.architecture, model.config, program, settings, loaded.sha256, ids)
-    check_vocabulary(loaded, description)
     description = replace(description, program=fitting(model, program, settings, ids))
     checked = coverage(model, description.program, settings, ids)
-    return Published(path, description, tokenizer_text(loaded), weights_sha256(model), checked, load), loaded
+    return Published(path, description, loaded.text, weights_sha256(model), checked, load), loaded
+
+
+def _fast_tokenizer(file: Path) -> FastTokenizer:
+    if not file.is_file():
+        raise UserError(
+            f"{file} does not exist; save the model's fast tokenizer there (AutoTokenizer, save_pretrained)"
+        )
+    return FastTokenizer(text_of(file))
 
 
 def ids_within(tokenizer: Any, text: str) -> list[int]:
     """Ids of a part of a text, to which a Hugging Face tokenizer must not add its special tokens."""
     return tokenizer.encode(text, special=False) if isinstance(tokenizer, FastTokenizer) else tokenizer.encode(text)
-
-
-def _hugging_face(folder: Path, tokenizer: str | None) -> tuple[Callable[[Path], GPT], Any]:
-    """What loads the model of a folder, and its tokenizer."""
-    from aero.hf import convert
-
-    file = folder / "tokenizer.json" if tokenizer is None else Path(tokenizer)
-    if not file.is_file():
-        raise UserError(
-            f"{file} does not exist; save the model's fast tokenizer there (AutoTokenizer, save_pretrained)"
-        )
-    return convert.load, FastTokenizer(text_of(file))
-
-
-def check_vocabulary(tokenizer: Any, description: Description) -> None:
-    """UserError if the tokenizer has more entries than the model; a Hugging Face tokenizer may, see `check_ids`."""
-    vocabulary = description.model_config.vocabulary
-    if tokenizer.vocabulary > vocabulary and not isinstance(tokenizer, FastTokenizer):
-        raise UserError(
-            f"the tokenizer has {tokenizer.vocabulary} entries, the model {vocabulary}: it is that of another model; "
-            "give the model's own as --tokenizer"
-        )
 
 
 def check_ids(ids: list[int], tokenizer: Any, description: Description) -> None:
@@ -79,17 +69,11 @@ def check_ids(ids: list[int], tokenizer: Any, description: Description) -> None:
         )
 
 
-def tokenizer_text(tokenizer: Any) -> str:
-    """The tokenizer as the text of its file, for a client."""
-    with tempfile.TemporaryDirectory(prefix="aero-") as folder:
-        tokenizer.save(Path(folder) / "tokenizer.json")
-        return (Path(folder) / "tokenizer.json").read_text(encoding="utf-8")
-
-
 def tokenizer_of_text(text: str) -> Any:
-    """A tokenizer from what `tokenizer_text` gave. ValueError if it is damaged."""
-    if '"format"' not in text[:20]:  # the first key of this project's own files
+    """A tokenizer from its `text`. ValueError if it is damaged."""
+    if '"format"' not in text[:20] and not text.startswith("<pad>"):  # how the texts of this project's own begin
         return FastTokenizer(text)
-    with tempfile.TemporaryDirectory(prefix="aero-") as folder:
-        (Path(folder) / "tokenizer.json").write_text(text, encoding="utf-8")
-        return load_tokenizer(Path(folder) / "tokenizer.json")
+    try:
+        return tokenizer_from(text)
+    except ValueError as error:
+        raise UserError(f"the server's tokenizer cannot be used ({error})") from None

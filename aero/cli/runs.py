@@ -23,14 +23,12 @@ WIDTH = 120
 
 def list_runs(chosen: argparse.Namespace) -> str:
     """The output of `aero runs`."""
-    parameters = load()
-    if chosen.scale is not None:
-        parameters = parameters.at_scale(chosen.scale)
-    names, place, remark = list(parameters.runs), "", ""
+    parameters = load().at_scale(chosen.scale)
+    names, place = list(parameters.runs), ""
     if chosen.table is not None:
         paper, _, table = chosen.table.rpartition("/")
         place = f"{paper or 'aero'}/{'table' if table.isdigit() else ''}{table}"  # "4" and "aero/4" are "aero/table4"
-        names, remark = _runs_of(parameters, place)
+        names = _runs_of(parameters, place)
     if chosen.runs:
         wanted = {run for name in chosen.runs for run in _named(parameters, name)}
         if not (names := [name for name in names if name in wanted]):
@@ -41,11 +39,13 @@ def list_runs(chosen: argparse.Namespace) -> str:
         print(problem, file=sys.stderr)
     entries = [_entry(parameters, name, scales, found) for name in names]
     if chosen.json:
-        if remark:
-            print(remark, file=sys.stderr)
         return json.dumps(entries, indent=1, ensure_ascii=False)
-    table = _table(parameters, entries, scales, found, place) if chosen.all else _short_table(parameters, entries)
-    return "\n".join(filter(None, [table, remark]))
+    text = _long_lines(parameters, entries, scales, place) if chosen.all else _short_lines(parameters, entries)
+    text += ["", _summary(parameters, entries)]
+    if chosen.all:
+        devices = "; ".join(f"{scale} {_device(parameters.at_scale(scale), found)}" for scale in scales)
+        text.append(f"Time of one training: {devices}.")
+    return "\n".join(text)
 
 
 def _named(parameters: Parameters, name: str) -> list[str]:
@@ -58,31 +58,30 @@ def _named(parameters: Parameters, name: str) -> list[str]:
     return [name]
 
 
-def _runs_of(parameters: Parameters, place: str) -> tuple[list[str], str]:
-    """Runs of a table or figure in the order of params.yaml, and a remark if its rows are those of another table.
-
-    UserError with the nearest known place if no run is for it.
+def _runs_of(parameters: Parameters, place: str) -> list[str]:
+    """Runs of a table or figure in the order of params.yaml; those of another table, with a note, if its rows are lost
+    in the sources but it is about the same models. UserError with the nearest known place if no run is for it.
     """
     places = {
         name: {"/".join(row.split("/")[:2]) for row in (*run.rows, *run.figures)}
         for name, run in parameters.runs.items()
     }
-    if names := [name for name in parameters.runs if place in places[name]]:
-        return names, ""
-    # Tables whose rows are lost in the sources, but which are about the models of another table.
-    same_models = {
+    lost = {
         f"{paper}/table{number}": table
         for paper in published.known_papers()
         for number, table in published.load(paper).tables.items()
         if table.same_models
     }
-    if table := same_models.get(place):
-        names = [name for name in parameters.runs if table.same_models in places[name]]
-        return names, f"{place} itself names no run ({table.note}); these are the runs of {table.same_models}."
-    known = sorted(set().union(*places.values(), same_models))
-    near = difflib.get_close_matches(place.lower().replace(" ", ""), known, n=1)
+    known = set().union(*places.values())
+    if place not in known and (table := lost.get(place)):
+        note = f"note: {place} itself names no run ({table.note}); these are the runs of {table.same_models}"
+        print(note, file=sys.stderr)
+        place = table.same_models
+    if names := [name for name in parameters.runs if place in places[name]]:
+        return names
+    near = difflib.get_close_matches(place.lower().replace(" ", ""), sorted(known | lost.keys()), n=1)
     hint = f"did you mean {near[0]}? " if near else ""
-    raise UserError(f"no run is for {place}; {hint}known: {', '.join(known)}")
+    raise UserError(f"no run is for {place}; {hint}known: {', '.join(sorted(known | lost.keys()))}")
 
 
 def _entry(parameters: Parameters, name: str, scales: Sequence[str], found: Found) -> dict[str, Any]:
@@ -123,7 +122,7 @@ def _entry(parameters: Parameters, name: str, scales: Sequence[str], found: Foun
     }
 
 
-def _short_table(parameters: Parameters, entries: Sequence[dict[str, Any]]) -> str:
+def _short_lines(parameters: Parameters, entries: Sequence[dict[str, Any]]) -> list[str]:
     """One line a run of at most WIDTH characters: architecture, state, tables."""
     lines = [["run", "architecture", f"at scale {parameters.scale}", "for"]]
     for entry in entries:
@@ -131,26 +130,13 @@ def _short_table(parameters: Parameters, entries: Sequence[dict[str, Any]]) -> s
         tables = dict.fromkeys("/".join(place.split("/")[:2]).replace("/table", "/") for place in places)
         state = f"{entry['status']}, {_seeds(entry)}" if entry["seeds"] else entry["status"]
         lines.append([entry["run"], entry["architecture"], state, ", ".join(tables) or entry["reason"]])
-    cut = [line if len(line) <= WIDTH else line[: WIDTH - 3] + "..." for line in _aligned(lines)]
-    return "\n".join([*cut, "", _summary(parameters, entries)])
+    return [line if len(line) <= WIDTH else line[: WIDTH - 3] + "..." for line in _aligned(lines)]
 
 
-def _seeds(entry: dict[str, Any]) -> str:
-    diverged = f", {len(entry['diverged_seeds'])} diverged" if entry["diverged_seeds"] else ""
-    return f"{len(entry['seeds'])}/{len(entry['planned_seeds'])}{diverged}"
-
-
-def _aligned(lines: Sequence[Sequence[str]]) -> list[str]:
-    widths = [max(len(line[i]) for line in lines) for i in range(len(lines[0]) - 1)]
-    return [
-        "  ".join([*(cell.ljust(width) for cell, width in zip(line, widths, strict=False)), line[-1]]) for line in lines
-    ]
-
-
-def _table(
-    parameters: Parameters, entries: Sequence[dict[str, Any]], scales: Sequence[str], found: Found, place: str
-) -> str:
-    """One line a run: status at the active scale, cost of one training at each of `scales`; a summary below."""
+def _long_lines(
+    parameters: Parameters, entries: Sequence[dict[str, Any]], scales: Sequence[str], place: str
+) -> list[str]:
+    """One line a run: status at the active scale, cost of one training at each of `scales`."""
     costs = [name for scale in scales for name in (f"{scale}: tokens", "FLOPs", "time")]
     lines = [["run", "architecture", "model", "T", parameters.scale, "seeds", *costs, "stands for"]]
     for entry in entries:
@@ -162,8 +148,17 @@ def _table(
         rows = entry["rows"] or entry["figures"]
         asked = [place] if place in entry["figures"] and place not in rows else []
         lines.append([*line, "; ".join([*rows, *asked]) or str(entry["reason"])])
-    devices = "; ".join(f"{scale} {_device(parameters.at_scale(scale), found)}" for scale in scales)
-    return "\n".join([*_aligned(lines), "", _summary(parameters, entries), f"Time of one training: {devices}."])
+    return _aligned(lines)
+
+
+def _seeds(entry: dict[str, Any]) -> str:
+    diverged = f", {len(entry['diverged_seeds'])} diverged" if entry["diverged_seeds"] else ""
+    return f"{len(entry['seeds'])}/{len(entry['planned_seeds'])}{diverged}"
+
+
+def _aligned(lines: Sequence[Sequence[str]]) -> list[str]:
+    *widths, _ = (max(map(len, column)) for column in zip(*lines, strict=True))
+    return ["  ".join([*map(str.ljust, line, widths), line[-1]]) for line in lines]
 
 
 def _summary(parameters: Parameters, entries: Sequence[dict[str, Any]]) -> str:

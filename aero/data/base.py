@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 import hashlib
+import os
 import re
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, Literal, Protocol
 
+from aero.records import write_text
+
 Split = Literal["train", "valid"]
+LARGEST_VOCABULARY = 65_536  # ids have 16 bits
 
 
 class Corpus(Protocol):
@@ -18,11 +22,43 @@ class Corpus(Protocol):
 
     def documents(self, split: Split) -> Iterator[str]:
         """Documents of one split, streamed. ValueError, with the remedy, if the source is missing, empty or damaged."""
-        ...
 
     def manifest(self) -> dict[str, Any]:
         """What has been read so far: name, settings, SHA-256 of each file and of all of them, what was skipped."""
-        ...
+
+
+class AnyTokenizer:
+    """What the tokenizers of token files share. vocabulary: number of ids, `end_of_text` included; text: that of a file
+    from which `aero.data.tokenizer` reads it; sha256: of everything that determines the ids.
+    """
+
+    vocabulary: int
+    end_of_text: int
+    text: str
+    sha256: str
+
+    def encode(self, text: str) -> list[int]:
+        """Ids of `text`."""
+        return self.encode_batch([text])[0]
+
+    def encode_batch(self, texts: list[str], threads: int = 1) -> list[list[int]]:
+        """Ids of each text, computed on `threads` threads."""
+        raise NotImplementedError
+
+    def decode(self, ids: Iterable[int]) -> str:
+        """The text of `ids`; invalid UTF-8 becomes U+FFFD. ValueError for an id outside the vocabulary."""
+        ids = [int(i) for i in ids]
+        if wrong := [i for i in ids if not 0 <= i < self.vocabulary]:
+            raise ValueError(f"token id {wrong[0]} is not in the vocabulary (0 to {self.vocabulary - 1})")
+        return self._bytes(ids).decode("utf-8", "replace")
+
+    def _bytes(self, ids: list[int]) -> bytes:
+        """The bytes of known ids."""
+        raise NotImplementedError
+
+    def save(self, path: str | Path) -> None:
+        """Write `text`, atomically."""
+        write_text(Path(path), self.text)
 
 
 def split_point(key: str) -> float:
@@ -68,12 +104,12 @@ def split_by_name(keys: Sequence[str]) -> dict[str, Any] | None:
     named: dict[str, list[str]] = {"train": [], "valid": [], "test": [], "": []}
     for key in keys:
         named[_named_split(key)].append(key)
-    if not named["valid"] + named["test"]:
+    if not (valid := named["valid"] or named["test"]):
         return None
-    train, valid = named["train"] or named[""], named["valid"] or named["test"]
+    train = named["train"] or named[""]
+    listed = f"{len(train)} train ({_first(train)}), {len(valid)} valid ({_first(valid)})"
     left_out = len(keys) - len(train) - len(valid)
-    listed = [f"{len(files)} {what} ({_first(files)})" for what, files in (("train", train), ("valid", valid))]
-    return {"train": train, "valid": valid, "description": f"by name, {', '.join(listed)}, {left_out} left out"}
+    return {"train": train, "valid": valid, "description": f"by name, {listed}, {left_out} left out"}
 
 
 def _named_split(key: str) -> str:
@@ -116,6 +152,16 @@ def reading_notes(manifest: dict[str, Any]) -> list[str]:
     return lines
 
 
+def first_bytes(documents: Iterable[str], limit: int | None) -> Iterator[str]:
+    """Documents up to and including the one with which they reach `limit` bytes in UTF-8; None gives all."""
+    read = 0
+    for text in documents:
+        yield text
+        read += len(text.encode("utf-8", "replace"))
+        if limit is not None and read >= limit:
+            return
+
+
 def sha256_of(path: Path) -> str:
     """SHA-256 of a file, in hexadecimal digits."""
     with open(path, "rb") as file:
@@ -130,6 +176,20 @@ def files_digest(digests: dict[str, str]) -> str:
     return whole.hexdigest()
 
 
-def raise_error(error: OSError) -> None:
-    """`onerror` of os.walk, which otherwise skips folders that cannot be read."""
-    raise error
+def files_below(folder: Path, endings: tuple[str, ...], left_out: Collection[str] = ()) -> list[str]:
+    """Relative paths (with forward slashes) of the files below `folder` with one of `endings`, sorted. Without hidden
+    ones, symbolic links, and folders of a name in `left_out`. OSError for a folder that cannot be read.
+    """
+
+    def stop(error: OSError) -> None:
+        raise error
+
+    found = []
+    for parent, folders, names in os.walk(folder, onerror=stop):
+        folders[:] = [name for name in folders if not name.startswith(".") and name not in left_out]
+        for name in names:
+            path = Path(parent, name)
+            wanted = name.lower().endswith(endings) and not name.startswith(".")
+            if wanted and path.is_file() and not path.is_symlink():
+                found.append(path.relative_to(folder).as_posix())
+    return sorted(found)

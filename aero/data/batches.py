@@ -20,14 +20,10 @@ def chunk_starts(stream: TokenStream, length: int, packing: bool = False) -> np.
     if packing:
         return np.arange(len(stream.tokens) // length, dtype=np.int64) * length
     offsets = np.asarray(stream.offsets, dtype=np.int64)
-    documents = offsets[:-1]
     per_document = (np.diff(offsets) - 1) // length  # - 1: the end-of-text token
     first_chunk = np.cumsum(per_document) - per_document
-    place = np.arange(per_document.sum(), dtype=np.int64)
-    place -= np.repeat(first_chunk, per_document)
-    place *= length
-    place += np.repeat(documents, per_document)
-    return place
+    place = np.arange(per_document.sum(), dtype=np.int64) - np.repeat(first_chunk, per_document)
+    return np.repeat(offsets[:-1], per_document) + place * length
 
 
 class Batches:

@@ -11,11 +11,13 @@ from typing import Any
 
 from aero.data.base import Split
 
-DATA_SETS = {"train": "huggingface-course/codeparrot-ds-train", "valid": "huggingface-course/codeparrot-ds-valid"}
-HUB_SPLITS = {"train": "train", "valid": "validation"}  # each data set has one split only
+DATA_SETS = {
+    "train": ("huggingface-course/codeparrot-ds-train", "train"),
+    "valid": ("huggingface-course/codeparrot-ds-valid", "validation"),
+}
+"""Name of the data set, and of its only split."""
 MOST_DOCUMENTS = {"train": 600_000, "valid": 2_000}
 SHUFFLE_SEED = 0
-TEXT_COLUMN = "content"
 
 
 class CodeParrot:
@@ -31,34 +33,23 @@ class CodeParrot:
         self._loaded: dict[str, Any] = {}
 
     def documents(self, split: Split) -> Iterator[str]:
-        data_set = self._load(split)
-        for row in data_set:
-            if text := row[TEXT_COLUMN]:
-                yield text
+        if split not in self._loaded:
+            self._loaded[split] = self._load(split)
+        yield from filter(None, self._loaded[split]["content"])
 
     def manifest(self) -> dict[str, Any]:
-        return {
-            "name": self.name,
-            "shuffle_seed": SHUFFLE_SEED,
-            "splits": {
-                split: {"data_set": DATA_SETS[split], "documents": len(data_set), "fingerprint": data_set._fingerprint}
-                for split, data_set in self._loaded.items()
-            },
-        }
+        splits = {split: {"data_set": DATA_SETS[split][0], "documents": len(d)} for split, d in self._loaded.items()}
+        return {"name": self.name, "shuffle_seed": SHUFFLE_SEED, "splits": splits}
 
     def _load(self, split: Split) -> Any:
-        if split in self._loaded:
-            return self._loaded[split]
         import datasets
 
-        name = DATA_SETS[split]
+        name, only = DATA_SETS[split]
         try:
-            data_set = datasets.load_dataset(name, split=HUB_SPLITS[split])
+            data_set = datasets.load_dataset(name, split=only)
         except (OSError, ValueError) as error:
             raise ValueError(
                 f"corpus 'codeparrot' cannot be loaded ({name}: {error}); set {self.key}=python_stdlib or local, or go "
                 "online"
             ) from None
-        data_set = data_set.shuffle(seed=SHUFFLE_SEED)
-        self._loaded[split] = data_set.select(range(min(MOST_DOCUMENTS[split], len(data_set))))
-        return self._loaded[split]
+        return data_set.shuffle(seed=SHUFFLE_SEED).select(range(min(MOST_DOCUMENTS[split], len(data_set))))

@@ -13,9 +13,7 @@ ids from a list of merges.
 from __future__ import annotations
 
 import hashlib
-import json
-import os
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -23,20 +21,17 @@ from typing import Any
 
 import numpy as np
 
-from aero.data.base import Split, files_digest, raise_error, sha256_of
-from aero.records import write_text
+from aero.data.base import LARGEST_VOCABULARY, AnyTokenizer, Split, files_digest, sha256_of
 
 LISTS_RECORD = "Zenodo record 8375423"
 WITHDRAWN = (
     "its text, books3, was withdrawn in 2023 and cannot be downloaded: provide your own copy (docs/corpora.md), or use"
     " corpus stdlib_docstrings"
 )
-FORMAT = "aero-languini-vocabulary-1"
 END_OF_DOCUMENT = "<D>"
 # The first pieces of every vocabulary of Languini: padding, unknown, end of document, the 256 bytes.
 FIRST = ("<pad>", "<unk>", END_OF_DOCUMENT, *(f"<0x{byte:02X}>" for byte in range(256)))
 BLANK = "\u2581"
-LARGEST = 65_536  # what fits into uint16 token files
 
 
 class LanguiniBooks:
@@ -44,7 +39,7 @@ class LanguiniBooks:
 
     The folder has the layout of languini-kitchen's `data`: books as `.txt` files anywhere below `books3`, lists
     (`file_list_train.npy`, `file_list_test_iid.npy`, …) in `books`. Both may also be in the folder itself. Every listed
-    book must exist. Symbolic links that lead out of the folder are refused.
+    book must exist. A book that is a symbolic link is not read.
     """
 
     name = "languini"
@@ -53,12 +48,11 @@ class LanguiniBooks:
         self.folder = Path(folder).expanduser()
         self.lists = {"train": "file_list_train.npy", "valid": f"file_list_test_{test_split}.npy"}
         self.test_split = test_split
-        self._paths: dict[str, Path] | None = None
         self._digests: dict[str, str] = {}
         self._listed: dict[str, dict[str, Any]] = {}
 
     def documents(self, split: Split) -> Iterator[str]:
-        for name in self._books(split):
+        for name in self._books[split]:
             path = self._paths[name]
             content = path.read_bytes()
             try:
@@ -81,19 +75,17 @@ class LanguiniBooks:
             "files_sha256": files_digest(self._digests),
         }
 
-    def _books(self, split: Split) -> list[str]:
-        """Names of the split's books in the order of its list, all of them found. ValueError for what is missing."""
+    @cached_property
+    def _books(self) -> dict[str, list[str]]:
+        """Names of the books of both splits in the order of their lists."""
         if not self.folder.is_dir():
             raise ValueError(f"corpus 'languini': {self.folder} is not a folder; {WITHDRAWN}")
-        lists = {which: self._list(which) for which in self.lists}
-        if self._paths is None:
-            self._paths = self._find({name for names in lists.values() for name in names})
-        return lists[split]
+        return {split: self._list(split) for split in self.lists}
 
     def _list(self, split: str) -> list[str]:
         """Book names of one published list: rows of (path, number of tokens); a book's name is its file name's stem."""
         file = self.lists[split]
-        path = next((p for p in (self.folder / "books" / file, self.folder / file) if self._inside(p).is_file()), None)
+        path = next(filter(Path.is_file, (self.folder / "books" / file, self.folder / file)), None)
         if path is None:
             raise ValueError(
                 f"corpus 'languini': {file} is neither in {self.folder} nor in its folder books; Languini's file lists"
@@ -103,40 +95,27 @@ class LanguiniBooks:
             rows = np.load(path, mmap_mode="r", allow_pickle=False)
             if rows.ndim != 2 or rows.shape[1] != 2 or rows.dtype.kind != "U" or not rows.nbytes:
                 raise ValueError(f"{rows.dtype} {rows.shape} instead of rows of path and length as text")
-            names = [_stem(row[0]) for row in rows]
+            names = [Path(row[0]).stem for row in rows]
             tokens = sum(int(row[1]) for row in rows)
         except Exception as error:  # NumPy raises errors of many types for a damaged file
             reason = f"{type(error).__name__}: {str(error)[:200]}"
             raise ValueError(
                 f"corpus 'languini': {path} is not one of Languini's file lists ({reason}); take it from {LISTS_RECORD}"
             ) from None
-        listed = {"file": file, "sha256": sha256_of(path), "books": len(names), "listed_tokens": tokens}
-        self._listed[split] = listed
+        self._listed[split] = {"file": file, "sha256": sha256_of(path), "books": len(names), "listed_tokens": tokens}
         return names
 
-    def _inside(self, path: Path) -> Path:
-        """The path itself. ValueError if it is a link that leads out of the folder, or a pipe, socket or device."""
-        if not path.resolve().is_relative_to(self.folder.resolve()):
-            raise ValueError(f"corpus 'languini': {path} is a link that leads out of {self.folder}; copy it")
-        if path.exists() and not (path.is_file() or path.is_dir()):
-            raise ValueError(f"corpus 'languini': {path} is a pipe, socket or device; remove it")
-        return path
-
-    def _find(self, wanted: set[str]) -> dict[str, Path]:
-        """The paths of the wanted books. ValueError if one is missing or exists twice."""
-        books3 = self._inside(self.folder / "books3")
-        found: dict[str, Path] = {}
-        for parent, folders, files in os.walk(books3 if books3.is_dir() else self.folder, onerror=raise_error):
-            folders.sort()
-            for file in sorted(files):
-                if not file.endswith(".txt") or (name := _stem(file)) not in wanted:
-                    continue
-                path = self._inside(Path(parent, file))
-                if name in found:
-                    raise ValueError(
-                        f"corpus 'languini': {found[name]} and {path} are the same book {name!r}; keep one"
-                    )
-                found[name] = path
+    @cached_property
+    def _paths(self) -> dict[str, Path]:
+        """The paths of the books of both splits. ValueError if one is missing or exists twice."""
+        wanted, found = {name for names in self._books.values() for name in names}, {}
+        books3 = self.folder / "books3"
+        for path in sorted((books3 if books3.is_dir() else self.folder).rglob("*.txt")):
+            if path.stem not in wanted or path.is_symlink() or not path.is_file():
+                continue
+            if other := found.get(path.stem):
+                raise ValueError(f"corpus 'languini': {other} and {path} are the same book {path.stem!r}; keep one")
+            found[path.stem] = path
         if missing := wanted - found.keys():
             raise ValueError(
                 f"corpus 'languini': {len(missing):,} of {len(wanted):,} listed books are not below {self.folder},"
@@ -145,59 +124,36 @@ class LanguiniBooks:
         return found
 
 
-def _stem(path: str) -> str:
-    """File name without folders and last ending: 'a/Title - Author.epub.txt' is 'Title - Author.epub'."""
-    return os.path.splitext(os.path.basename(str(path)))[0]
-
-
 @dataclass(frozen=True)
-class LanguiniVocabulary:
-    """Text to ids and back, with the interface of `aero.data.tokenizer.Tokenizer`.
+class LanguiniVocabulary(AnyTokenizer):
+    """Of pieces in the order of their ids; `end_of_text` is `<D>`, which separates books.
 
     As in sentencepiece, `<D>` in a text is the end-of-document token, and U+2581 is a blank.
     """
 
     pieces: tuple[str, ...]
+    end_of_text: int = FIRST.index(END_OF_DOCUMENT)
 
     @property
     def vocabulary(self) -> int:
-        """Number of ids."""
         return len(self.pieces)
 
     @property
-    def end_of_text(self) -> int:
-        """Id of `<D>`, which separates books."""
-        return FIRST.index(END_OF_DOCUMENT)
+    def text(self) -> str:
+        """The `.vocab` file: one piece a line."""
+        return "".join(piece + "\n" for piece in self.pieces)
 
     @property
     def sha256(self) -> str:
-        """Hash of the pieces in order, one a line: the SHA-256 of the `.vocab` file itself."""
-        return hashlib.sha256("".join(piece + "\n" for piece in self.pieces).encode()).hexdigest()
-
-    def encode(self, text: str) -> list[int]:
-        """Ids of `text`."""
-        return self.encode_batch([text])[0]
+        return hashlib.sha256(self.text.encode()).hexdigest()
 
     def encode_batch(self, texts: list[str], threads: int = 1) -> list[list[int]]:
-        """Ids of each text. With `threads` above 1, `tokenizers` uses all cores, or RAYON_NUM_THREADS."""
-        if threads == 1:
-            return [self._encoder.encode(text, add_special_tokens=False).ids for text in texts]
+        """Ids of each text. Whatever `threads`, `tokenizers` uses all cores, or RAYON_NUM_THREADS."""
         return [encoded.ids for encoded in self._encoder.encode_batch_fast(texts, add_special_tokens=False)]
 
-    def decode(self, ids: Iterable[int]) -> str:
-        """The text of `ids`; bytes that are no UTF-8 become U+FFFD. ValueError for an id outside the vocabulary."""
-        content = bytearray()
-        for i in map(int, ids):
-            if not 0 <= i < self.vocabulary:
-                raise ValueError(f"token id {i} is not in the vocabulary (0 to {self.vocabulary - 1})")
-            byte = i - 3
-            content += bytes([byte]) if 0 <= byte < 256 else self.pieces[i].replace(BLANK, " ").encode()
-        return content.decode("utf-8", "replace")
-
-    def save(self, path: str | Path) -> None:
-        """Write the vocabulary as JSON, atomically."""
-        content = {"format": FORMAT, "vocabulary": self.vocabulary, "sha256": self.sha256, "pieces": self.pieces}
-        write_text(Path(path), json.dumps(content, indent=0) + "\n")
+    def _bytes(self, ids: list[int]) -> bytes:
+        bytes_of = [bytes([i - 3]) if 3 <= i < len(FIRST) else self.pieces[i].replace(BLANK, " ").encode() for i in ids]
+        return b"".join(bytes_of)
 
     @cached_property
     def _encoder(self) -> Any:
@@ -217,21 +173,9 @@ class LanguiniVocabulary:
         return encoder
 
 
-def read_vocabulary(path: str | Path) -> LanguiniVocabulary:
-    """The vocabulary in one of Languini's `.vocab` files, one piece a line. ValueError for any other file."""
-    lines = Path(path).read_bytes().decode("utf-8").split("\n")
-    return _checked(lines[:-1] if lines[-1] == "" else lines)
-
-
-def vocabulary_from_json(content: dict[str, Any]) -> LanguiniVocabulary:
-    """A vocabulary written by `LanguiniVocabulary.save`. ValueError if it was changed."""
-    vocabulary = _checked(content["pieces"])
-    if vocabulary.sha256 != content["sha256"]:
-        raise ValueError("its content does not match its own sha256: it was changed or cut")
-    return vocabulary
-
-
-def _checked(pieces: list[str]) -> LanguiniVocabulary:
+def vocabulary_of(text: str) -> LanguiniVocabulary:
+    """The vocabulary in the text of one of Languini's `.vocab` files, one piece a line. ValueError for another text."""
+    pieces = text.removesuffix("\n").split("\n")
     if tuple(pieces[: len(FIRST)]) != FIRST:
         raise ValueError(
             "it is not a .vocab file of languini-kitchen, which begins with <pad>, <unk>, <D> and the 256 bytes"
@@ -239,8 +183,8 @@ def _checked(pieces: list[str]) -> LanguiniVocabulary:
     known = set(pieces)
     if len(known) != len(pieces) or "" in known:
         raise ValueError("a piece of it is empty or occurs twice")
-    if len(pieces) > LARGEST:
-        raise ValueError(f"vocabulary of {len(pieces)} does not fit into 16-bit token files; {LARGEST} is the most")
+    if len(pieces) > LARGEST_VOCABULARY:
+        raise ValueError(f"vocabulary of {len(pieces)} does not fit into token files of 16-bit ids")
     for piece in pieces[len(FIRST) :]:
         if len(piece) > 1 and not any(piece[:i] in known and piece[i:] in known for i in range(1, len(piece))):
             raise ValueError(f"its piece {piece!r} cannot be merged from two others: it was changed or cut")

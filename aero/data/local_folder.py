@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 import json
-import os
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
-from aero.data.base import Split, files_digest, files_of_split, raise_error, sha256_of, split_by_name, split_point
-from aero.errors import UserError
+from aero.data.base import Split, files_below, files_digest, files_of_split, sha256_of, split_by_name, split_point
 
 TEXT_ENDINGS = (".txt", ".py", ".md")
 ROW_ENDINGS = (".parquet", ".jsonl")
@@ -25,7 +23,7 @@ class LocalFolder:
     is a document, taken from `text_column`. The split is the owner's if file or folder names give one
     (`split_by_name`). Otherwise text files are held out by the hash of their path, rows by that of path and row number.
     Bytes that are not UTF-8 become U+FFFD and are counted; files with NUL bytes are skipped as binary. Symbolic links
-    that lead out of the folder are refused.
+    are not read.
     """
 
     name = "local"
@@ -43,33 +41,14 @@ class LocalFolder:
         """Relative paths (forward slashes) of all files of the corpus, sorted. ValueError if missing or empty."""
         if not self.folder.is_dir():
             raise ValueError(f"corpus 'local': {self.folder} is not a folder; set corpus.path to one with text files")
-        root = self.folder.resolve()
-        found = []
-        for parent, folders, names in os.walk(self.folder, onerror=raise_error):
-            folders[:] = sorted(name for name in folders if not name.startswith("."))
-            for name in [*folders, *names]:
-                path = Path(parent, name)
-                if path.is_symlink() and not path.resolve().is_relative_to(root):
-                    raise ValueError(f"corpus 'local': {path} is a link that leads out of {self.folder}; copy the file")
-            found += [
-                Path(parent, name).relative_to(self.folder).as_posix()
-                for name in names
-                if name.lower().endswith(TEXT_ENDINGS + ROW_ENDINGS)
-                and not name.startswith(".")
-                and not Path(parent, name).is_symlink()  # a link within the folder would read its file twice
-            ]
-        for key in found:
-            if not (self.folder / key).is_file():
-                raise ValueError(f"corpus 'local': {self.folder / key} is a pipe, socket or device; remove it")
-        if not found:
-            endings = ", ".join(TEXT_ENDINGS + ROW_ENDINGS)
+        if not (found := files_below(self.folder, TEXT_ENDINGS + ROW_ENDINGS)):
+            endings = f"{', '.join(TEXT_ENDINGS + ROW_ENDINGS)} (symbolic links are not read)"
             raise ValueError(f"corpus 'local' is empty: {self.folder} holds no file ending in {endings}")
-        return sorted(found)
+        return found
 
     def documents(self, split: Split) -> Iterator[str]:
         keys = self.files()
-        named = split_by_name(keys)
-        if named is not None:
+        if named := split_by_name(keys):
             keys, self._split = named[split], named["description"]
             if not keys:
                 raise ValueError(
@@ -77,26 +56,25 @@ class LocalFolder:
                 )
         row_files = [key for key in keys if key.lower().endswith(ROW_ENDINGS)]
         text_files = [key for key in keys if not key.lower().endswith(ROW_ENDINGS)]
-        if named is None:
-            self._split = (
-                f"by a hash, {self.validation_fraction:.3g} held out; no name of the {len(keys)} files gives one"
-            )
-            if len(text_files) == 1 and not row_files:
+        if not named:
+            fraction = self.validation_fraction
+            self._split = f"by a hash, {fraction:.3g} held out; no name of the {len(keys)} files gives one"
+            if len(keys) == 1 and text_files:
                 raise ValueError(
                     f"corpus 'local': {self.folder} holds one text file, and validation is held out by file;"
                     " split it in two, or make the folders train/ and valid/ in it"
                 )
-            text_files = files_of_split(text_files, split, self.validation_fraction)
-        for key in [*text_files, *row_files]:
+            text_files = files_of_split(text_files, split, fraction)
+        for key in text_files:
             # Before the first document: a limit on bytes may end the reading within the file.
             self._digests[key] = sha256_of(self.folder / key)
-            if key not in row_files:
-                yield from self._text(key)
-                continue
+            yield from self._text(key)
+        for key in row_files:
+            self._digests[key] = sha256_of(self.folder / key)
             rows = self._parquet(key) if key.lower().endswith(".parquet") else self._json_lines(key)
             for number, text in enumerate(rows):
                 held_out = split_point(f"{key}:{number}") < self.validation_fraction
-                if text and (named is not None or held_out == (split == "valid")):
+                if text and (named or held_out == (split == "valid")):
                     yield text
 
     def manifest(self) -> dict[str, Any]:
@@ -136,8 +114,7 @@ class LocalFolder:
                     row = json.loads(line)
                     text = row[self.text_column]
                 except KeyError:
-                    columns = ", ".join(map(repr, row)) or "none"
-                    raise ValueError(self._no_column(f"{key} line {number}", columns)) from None
+                    raise ValueError(self._no_column(f"{key} line {number}", row)) from None
                 except (ValueError, TypeError, RecursionError) as error:
                     raise ValueError(
                         f"corpus 'local': {key} line {number} is not a JSON object ({error}); fix or remove the line"
@@ -148,35 +125,35 @@ class LocalFolder:
         import pyarrow
         from pyarrow import parquet
 
-        path, number = self.folder / key, 0
         try:
-            with parquet.ParquetFile(path, pre_buffer=False, buffer_size=2**20) as file:
-                if self.text_column not in (names := file.schema_arrow.names):
-                    raise UserError(self._no_column(key, ", ".join(map(repr, names)) or "none"))
-                for batch in file.iter_batches(batch_size=64, columns=[self.text_column]):
-                    for text in batch.column(0).to_pylist():
-                        yield self._checked(text, f"{key} row {number}")
-                        number += 1
-        except UserError:
-            raise
+            file = parquet.ParquetFile(self.folder / key, pre_buffer=False, buffer_size=2**20)
         except (pyarrow.ArrowException, OSError, ValueError) as error:
             raise ValueError(
                 f"corpus 'local': {key} is not a readable Parquet file ({str(error)[:300]}); fix or remove it"
             ) from None
+        with file:
+            if self.text_column not in (names := file.schema_arrow.names):
+                raise ValueError(self._no_column(key, names))
+            number = 0
+            for batch in file.iter_batches(batch_size=64, columns=[self.text_column]):
+                for text in batch.column(0).to_pylist():
+                    yield self._checked(text, f"{key} row {number}")
+                    number += 1
 
     def _checked(self, text: object, where: str) -> str:
         if text is None:
             return ""
         if not isinstance(text, str):
-            raise UserError(
+            raise ValueError(
                 f"corpus 'local': {where}: column {self.text_column!r} holds {type(text).__name__}, not text;"
                 " set corpus.text_column"
             )
         # A JSON escape can be half a surrogate pair, which cannot be encoded.
         return text.encode("utf-8", "replace").decode("utf-8") if not text.isascii() else text
 
-    def _no_column(self, where: str, columns: str) -> str:
+    def _no_column(self, where: str, columns: Iterable[str]) -> str:
+        known = ", ".join(map(repr, columns)) or "none"
         return (
             f"corpus 'local': {where} has no column {self.text_column!r}; set corpus.text_column to one of: "
-            f"{columns[:300]}"
+            f"{known[:300]}"
         )

@@ -7,23 +7,23 @@ from __future__ import annotations
 import ast
 import hashlib
 import inspect
-import os
 import platform
 import sys
 import sysconfig
 import warnings
 from collections.abc import Iterator
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-from aero.data.base import Split, files_digest, files_of_split
+from aero.data.base import Split, files_below, files_digest, files_of_split
 
 _TEST_FOLDERS = frozenset({"test", "tests", "idle_test"})
-# Generated: the help texts (one file of 0.75 MB, which would be two thirds of the validation text) and the tables of
-# character codes (1.4 MB, near-copies of each other in both splits).
-_GENERATED_FOLDERS = frozenset({"pydoc_data", "encodings"})
 # They differ between machines with the same Python version.
 _BUILD_FOLDERS = frozenset({"site-packages", "dist-packages", "__pycache__"})
+# At the top: made by the build, the help texts (one file of 0.75 MB, which would be two thirds of the validation text),
+# and the tables of character codes (1.4 MB, near-copies of each other in both splits).
+_GENERATED = ("config-", "pydoc_data/", "encodings/")
 TOPICS = "pydoc_data/topics.py"  # the language reference, as `help()` shows it
 REPEATED_FROM = 100  # characters; shorter sentences repeat naturally ("Return a copy.")
 _DOCUMENTED = (ast.Module, ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef)
@@ -42,32 +42,22 @@ class PythonStandardLibrary:
         self, validation_fraction: float = 0.05, include_tests: bool = False, folder: str | Path | None = None
     ) -> None:
         self.folder = Path(folder or sysconfig.get_paths()["stdlib"]).resolve()
-        self.validation_fraction = validation_fraction
-        self.include_tests = include_tests
+        self.validation_fraction, self.include_tests = validation_fraction, include_tests
         self._digests: dict[str, str] = {}
         self._skipped: set[str] = set()
         self._empty: set[str] = set()
 
     def files(self) -> list[str]:
         """Relative paths (with forward slashes) of the sources, sorted. ValueError if there are none."""
-        found = []
-        for folder, inner, names in os.walk(self.folder):
-            here = Path(folder).relative_to(self.folder)
-            inner[:] = [name for name in inner if self._wanted_folder(here, name)]
-            found += [
-                (here / name).as_posix()
-                for name in names
-                if name.endswith(".py")
-                and not name.startswith("_sysconfigdata")
-                and (path := Path(folder, name)).is_file()
-                and not path.is_symlink()
-            ]
+        left_out = _BUILD_FOLDERS if self.include_tests else _BUILD_FOLDERS | _TEST_FOLDERS
+        keys = files_below(self.folder, (".py",), left_out) if self.folder.is_dir() else []
+        found = [key for key in keys if not key.startswith(_GENERATED) and "_sysconfigdata" not in key]
         if not found:
             raise ValueError(
                 f"corpus 'python_stdlib' is empty: no .py files under {self.folder} (is this Python in a zip file?);"
                 " set corpus.name=local and corpus.path"
             )
-        return sorted(found)
+        return found
 
     def documents(self, split: Split) -> Iterator[str]:
         for key in files_of_split(self.files(), split, self.validation_fraction):
@@ -96,11 +86,6 @@ class PythonStandardLibrary:
             "files": dict(sorted(self._digests.items())),
         }
 
-    def _wanted_folder(self, parent: Path, name: str) -> bool:
-        if name in _BUILD_FOLDERS or (not self.include_tests and name in _TEST_FOLDERS):
-            return False
-        return bool(parent.parts) or not (name in _GENERATED_FOLDERS or name.startswith("config-"))
-
 
 class StandardLibraryDocstrings(PythonStandardLibrary):
     """A few MB, held in memory. A document is all docstrings of one file, in source order, or one topic of `help()`.
@@ -111,23 +96,12 @@ class StandardLibraryDocstrings(PythonStandardLibrary):
 
     name = "stdlib_docstrings"
 
-    def __init__(
-        self, validation_fraction: float = 0.05, include_tests: bool = False, folder: str | Path | None = None
-    ) -> None:
-        super().__init__(validation_fraction, include_tests, folder)
-        self._texts: dict[str, str] | None = None
-        self._not_python: list[str] = []
-        self._seen: set[str] = set()
-        self._repeated = 0
-
     def documents(self, split: Split) -> Iterator[str]:
-        if self._texts is None:
-            self._texts = self._read()
         for key in files_of_split(self._texts, split, self.validation_fraction):
             yield self._texts[key]
 
     def manifest(self) -> dict[str, Any]:
-        texts = self._texts or {}
+        texts = self._texts
         sizes = {
             "docstrings": sum(len(text.encode()) for key, text in texts.items() if not key.startswith(TOPICS)),
             "help_topics": sum(len(text.encode()) for key, text in texts.items() if key.startswith(TOPICS)),
@@ -144,8 +118,12 @@ class StandardLibraryDocstrings(PythonStandardLibrary):
             "skipped_not_python": list(self._not_python),
         }
 
-    def _read(self) -> dict[str, str]:
+    @cached_property
+    def _texts(self) -> dict[str, str]:
         """Documents by key: the file's relative path, or path and topic."""
+        self._not_python: list[str] = []
+        self._seen: set[str] = set()
+        self._repeated = 0
         texts = self._topics()
         for key in self.files():
             if tree := self._parsed(key):
@@ -162,10 +140,7 @@ class StandardLibraryDocstrings(PythonStandardLibrary):
     def _topics(self) -> dict[str, str]:
         if not (self.folder / TOPICS).is_file() or (tree := self._parsed(TOPICS)) is None:
             return {}
-        topics: dict[str, str] = {}
-        for node in tree.body:
-            if isinstance(node, ast.Assign) and ast.unparse(node.targets[0]) == "topics":
-                topics = ast.literal_eval(node.value)
+        topics = next(ast.literal_eval(node.value) for node in tree.body if isinstance(node, ast.Assign))
         texts: dict[str, str] = {}
         # The shortest first: a section keeps its text, and the chapter that contains it loses it.
         for topic in sorted(topics, key=lambda topic: (len(topics[topic]), topic)):

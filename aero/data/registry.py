@@ -1,11 +1,4 @@
-"""Every corpus by name.
-
-    codeparrot         the papers' data set, through `datasets`                     (aero.data.codeparrot)
-    languini           the papers' books, from files that a user provides           (aero.data.languini)
-    python_stdlib      source of Python's standard library, offline; the default    (aero.data.python_stdlib)
-    installed_python   the same and all installed packages                          (aero.data.installed_python)
-    stdlib_docstrings  docstrings and help topics of the standard library, offline  (aero.data.python_stdlib)
-    local              a folder of text, JSON-lines or Parquet files                (aero.data.local_folder)
+"""Every corpus by its name in params.yaml (docs/corpora.md).
 
 Every corpus holds validation documents out by file: no file gives documents to both splits. (A row of a JSON-lines or
 Parquet file, and a help topic, count as a file.)
@@ -36,7 +29,7 @@ def open_corpus(chosen: CorpusParameters, key: str = "corpus.name") -> Corpus:
     if chosen.name == "python_stdlib":
         return PythonStandardLibrary(fraction, tests)
     if chosen.name == "installed_python":
-        return InstalledPython(fraction, tests, key=key, packages=chosen.packages, files_sha256=chosen.files_sha256)
+        return InstalledPython(fraction, key=key, packages=chosen.packages, files_sha256=chosen.files_sha256)
     if chosen.name == "stdlib_docstrings":
         return StandardLibraryDocstrings(fraction, tests)
     return LocalFolder(chosen.path, chosen.text_column, fraction)

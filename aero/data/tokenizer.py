@@ -11,22 +11,21 @@ import hashlib
 import json
 import re
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass, field
-from functools import cache
+from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
 import tiktoken
 
 from aero.data import languini
+from aero.data.base import LARGEST_VOCABULARY, AnyTokenizer, first_bytes
 from aero.errors import cut
-from aero.records import write_text
 
 FORMAT = "aero-tokenizer-1"
 END_OF_TEXT = "<|endoftext|>"
 # GPT-2's pre-tokenisation (Radford et al. 2019), in `tokenizers` ByteLevel(use_regex=True).
 PATTERN = r"""'(?:[sdmt]|ll|ve|re)| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+"""
-SMALLEST, LARGEST = 257, 65_536  # the 256 bytes and `<|endoftext|>`; what fits into uint16
 HUB_PREFIX = "hub:"
 
 # On about a million blanks in a row the pattern overflows the regular-expression stack, and a Rust panic ends the
@@ -39,58 +38,52 @@ _SELF_CHECK = "def f(x):\n\treturn  x['naïve'] + 3.14   # it's 1,000 \u4f60\u59
 
 
 @dataclass(frozen=True)
-class Tokenizer:
-    """Text to ids and back. `ranks` gives every token's bytes its id, which is also its merge priority."""
+class Tokenizer(AnyTokenizer):
+    """`ranks` gives every token's bytes its id, which is also its merge priority."""
 
     ranks: dict[bytes, int]
     end_of_text: int
-    encoding: tiktoken.Encoding = field(repr=False, compare=False)
+
+    @cached_property
+    def _encoding(self) -> tiktoken.Encoding:
+        special = {END_OF_TEXT: self.end_of_text}
+        return tiktoken.Encoding("aero", pat_str=PATTERN, mergeable_ranks=self.ranks, special_tokens=special)
 
     @property
     def vocabulary(self) -> int:
-        """Number of ids, `<|endoftext|>` included; ids run from 0 to `vocabulary - 1`."""
         return len(self.ranks) + 1
 
     @property
     def sha256(self) -> str:
-        """Hash of everything that determines the ids: pattern, tokens in order, special token."""
+        """Of pattern, tokens in order, special token."""
         whole = hashlib.sha256(f"{PATTERN}\n{END_OF_TEXT} {self.end_of_text}\n".encode())
         for token, rank in sorted(self.ranks.items(), key=lambda item: item[1]):
             whole.update(f"{rank} {token.hex()}\n".encode())
         return whole.hexdigest()
 
-    def encode(self, text: str) -> list[int]:
-        """Ids of `text`; `<|endoftext|>` in it is plain text."""
-        return self.encode_batch([text])[0]
-
-    def encode_batch(self, texts: list[str], threads: int = 1) -> list[list[int]]:
-        """Ids of each text, computed on `threads` threads."""
-        if any(len(text) >= BLANKS_AT_MOST and _LONG_BLANKS.search(text) for text in texts):
-            encode = self.encoding.encode_ordinary
-            return [[i for part in _cut_after(_LONG_BLANKS, text) for i in encode(part)] for text in texts]
-        if threads == 1:
-            return [self.encoding.encode_ordinary(text) for text in texts]
-        return self.encoding.encode_ordinary_batch(texts, num_threads=threads)
-
-    def decode(self, ids: Iterable[int]) -> str:
-        """The text of `ids`; invalid UTF-8 becomes U+FFFD. ValueError for an id outside the vocabulary."""
-        ids = [int(i) for i in ids]
-        if wrong := [i for i in ids if not 0 <= i < self.vocabulary]:
-            raise ValueError(f"token id {wrong[0]} is not in the vocabulary (0 to {self.vocabulary - 1})")
-        return self.encoding.decode(ids)
-
-    def save(self, path: str | Path) -> None:
-        """Write the tokenizer as JSON, atomically; the same tokenizer gives the same bytes."""
-        ordered = sorted(self.ranks, key=self.ranks.__getitem__)
+    @property
+    def text(self) -> str:
+        """JSON; the same tokenizer gives the same text."""
+        ordered = sorted(self.ranks.items(), key=lambda item: item[1])
         content = {
             "format": FORMAT,
             "vocabulary": self.vocabulary,
             "sha256": self.sha256,
             "pattern": PATTERN,
             "special": {END_OF_TEXT: self.end_of_text},
-            "tokens_base64": {base64.b64encode(token).decode(): self.ranks[token] for token in ordered},
+            "tokens_base64": {base64.b64encode(token).decode(): rank for token, rank in ordered},
         }
-        write_text(Path(path), json.dumps(content, indent=0) + "\n")
+        return json.dumps(content, indent=0) + "\n"
+
+    def encode_batch(self, texts: list[str], threads: int = 1) -> list[list[int]]:
+        """Ids of each text, computed on `threads` threads; `<|endoftext|>` in one is plain text."""
+        if any(len(text) >= BLANKS_AT_MOST and _LONG_BLANKS.search(text) for text in texts):
+            encode = self._encoding.encode_ordinary
+            return [[i for part in _cut_after(_LONG_BLANKS, text) for i in encode(part)] for text in texts]
+        return self._encoding.encode_ordinary_batch(texts, num_threads=threads)
+
+    def _bytes(self, ids: list[int]) -> bytes:
+        return self._encoding.decode_bytes(ids)
 
 
 def build(ranks: dict[bytes, int], end_of_text: int) -> Tokenizer:
@@ -99,36 +92,20 @@ def build(ranks: dict[bytes, int], end_of_text: int) -> Tokenizer:
         raise ValueError(f"a byte-level tokenizer has all 256 bytes as tokens; {len(missing)} are missing")
     if sorted([*ranks.values(), end_of_text]) != list(range(len(ranks) + 1)):
         raise ValueError("token ids must be 0, 1, 2, … without gap or repetition")
-    if len(ranks) + 1 > LARGEST:
-        raise ValueError(f"vocabulary of {len(ranks) + 1} does not fit into 16-bit token files; {LARGEST} is the most")
-    encoding = tiktoken.Encoding(
-        "aero", pat_str=PATTERN, mergeable_ranks=ranks, special_tokens={END_OF_TEXT: end_of_text}
-    )
-    return Tokenizer(ranks=ranks, end_of_text=end_of_text, encoding=encoding)
+    if len(ranks) >= LARGEST_VOCABULARY:
+        raise ValueError(f"vocabulary of {len(ranks) + 1} does not fit into token files of 16-bit ids")
+    return Tokenizer(ranks, end_of_text)
 
 
 def train_tokenizer(documents: Iterable[str], vocabulary: int, training_bytes: int = 20_000_000) -> Tokenizer:
     """A byte-level BPE of `vocabulary` entries, learned from the first `training_bytes` (UTF-8) of `documents`.
 
-    Too little text for that many merges gives a smaller vocabulary. ValueError for an impossible size or no text.
+    Too little text for that many merges gives a smaller vocabulary.
     """
-    if not SMALLEST <= vocabulary <= LARGEST:
-        raise ValueError(
-            f"vocabulary={vocabulary}: must be {SMALLEST} (256 bytes and one special) to {LARGEST} (16 bits)"
-        )
     from tokenizers import Tokenizer as Learned
     from tokenizers import models, pre_tokenizers, trainers
 
-    read = 0
-
-    def sample() -> Iterator[str]:
-        nonlocal read
-        for text in documents:
-            yield from _cut_after(_LONG_WORD, text)
-            read += len(text.encode("utf-8", "replace"))
-            if read >= training_bytes:
-                return
-
+    sample = first_bytes(documents, training_bytes)
     learned = Learned(models.BPE())
     learned.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=True)
     trainer = trainers.BpeTrainer(
@@ -137,49 +114,46 @@ def train_tokenizer(documents: Iterable[str], vocabulary: int, training_bytes: i
         special_tokens=[],
         show_progress=False,
     )
-    learned.train_from_iterator(sample(), trainer)
-    if not read:
-        raise ValueError("the tokenizer has no text to learn from: the training split is empty; check corpus.name")
-    return _from_learned(json.loads(learned.to_str()), end_of_text=None)
+    learned.train_from_iterator((part for text in sample for part in _cut_after(_LONG_WORD, text)), trainer)
+    learned.add_special_tokens([END_OF_TEXT])
+    return _from_learned(json.loads(learned.to_str()))
 
 
-def load_tokenizer(path: str | Path) -> Tokenizer | languini.LanguiniVocabulary:
+def load_tokenizer(path: str | Path) -> AnyTokenizer:
     """The tokenizer in `path`: a file of this project, a byte-level BPE `tokenizer.json` of `tokenizers`, or a `.vocab`
     file of languini-kitchen.
 
     `hub:owner/name` fetches that repository's `tokenizer.json` from the Hugging Face hub (or its local cache), e.g. the
     papers' `hub:huggingface-course/code-search-net-tokenizer`. ValueError for a missing, damaged or unsuitable file.
     """
-    if str(path).startswith(HUB_PREFIX):
-        path = _from_hub(str(path).removeprefix(HUB_PREFIX))
-    path = Path(path)
+    path = _from_hub(str(path)) if str(path).startswith(HUB_PREFIX) else Path(path)
     if not path.is_file():
         raise ValueError(
             f"tokenizer {path} does not exist; set tokenizer.path to a tokenizer.json or null to train one"
         )
     try:
-        if path.suffix == ".vocab":
-            return languini.read_vocabulary(path)
-        content = json.loads(path.read_text(encoding="utf-8"))
-        if isinstance(content, dict) and content.get("format") == languini.FORMAT:
-            return languini.vocabulary_from_json(content)
-        if isinstance(content, dict) and "model" in content:
-            if not (special := [one["id"] for one in content["added_tokens"] if one["content"] == END_OF_TEXT]):
-                raise ValueError(f"it has no {END_OF_TEXT} token")
-            return _from_learned(content, end_of_text=int(special[0]))
-        return _from_own(content)
-    except (ValueError, KeyError, TypeError, AttributeError, OverflowError, RecursionError) as error:
-        reason = f"{type(error).__name__}: {error}" if not isinstance(error, ValueError) else str(error)
+        text = path.read_bytes().decode()
+        return languini.vocabulary_of(text) if path.suffix == ".vocab" else tokenizer_from(text)
+    except ValueError as error:
         raise ValueError(
-            f"tokenizer {path} cannot be used ({reason[:300]}); set tokenizer.path to null to train one"
+            f"tokenizer {path} cannot be used ({str(error)[:300]}); set tokenizer.path to null to train one"
         ) from None
+
+
+def tokenizer_from(text: str) -> AnyTokenizer:
+    """The tokenizer in the text of a file. ValueError for what `load_tokenizer` cannot use."""
+    try:
+        if text.startswith(languini.FIRST[0]):
+            return languini.vocabulary_of(text)
+        content = json.loads(text)
+        return _from_learned(content) if "model" in content else _from_own(content)
+    except (KeyError, TypeError, AttributeError, OverflowError, RecursionError) as error:
+        raise ValueError(f"{type(error).__name__}: {error}") from None
 
 
 def _from_own(content: dict[str, Any]) -> Tokenizer:
     if content.get("format") != FORMAT:
         raise ValueError(f"neither a {FORMAT} file nor a tokenizer.json of `tokenizers`")
-    if content["pattern"] != PATTERN:
-        raise ValueError("it was made with another pre-tokenisation pattern")
     ranks = {base64.b64decode(key, validate=True): int(rank) for key, rank in content["tokens_base64"].items()}
     tokenizer = build(ranks, int(content["special"][END_OF_TEXT]))
     if tokenizer.sha256 != content["sha256"]:
@@ -187,8 +161,8 @@ def _from_own(content: dict[str, Any]) -> Tokenizer:
     return tokenizer
 
 
-def _from_learned(content: dict[str, Any], end_of_text: int | None) -> Tokenizer:
-    """From the JSON of `tokenizers`. The special token comes last unless its id is given.
+def _from_learned(content: dict[str, Any]) -> Tokenizer:
+    """From the JSON of `tokenizers`.
 
     tiktoken merges by the id of the result, `tokenizers` by the position in the list of merges. Both are the same if
     ids rise with that position; that is checked, and so are the ids of a text with every kind of piece.
@@ -198,16 +172,16 @@ def _from_learned(content: dict[str, Any], end_of_text: int | None) -> Tokenizer
         raise ValueError("it is not a byte-level BPE with GPT-2's pre-tokenisation")
     if content.get("normalizer") or before.get("add_prefix_space"):
         raise ValueError("it changes the text before encoding (normalizer or added space)")
-    to_byte = {character: byte for byte, character in _byte_characters().items()}
-    specials = {added["content"] for added in content.get("added_tokens", [])}
-    if unknown := specials - {END_OF_TEXT}:
-        raise ValueError(f"it has special tokens beside {END_OF_TEXT}: {', '.join(sorted(unknown))}")
-    vocabulary = {token: rank for token, rank in model["vocab"].items() if token not in specials}
-    ranks = {bytes(to_byte[character] for character in token): rank for token, rank in vocabulary.items()}
-    merged = [vocabulary["".join(pair if isinstance(pair, list) else pair.split(" "))] for pair in model["merges"]]
+    special = {added["content"]: int(added["id"]) for added in content["added_tokens"]}
+    if list(special) != [END_OF_TEXT]:
+        raise ValueError(f"its special tokens are not {END_OF_TEXT} alone: {', '.join(special) or 'none'}")
+    vocabulary = {token: rank for token, rank in model["vocab"].items() if token not in special}
+    merged = [vocabulary["".join(pair).replace(" ", "")] for pair in model["merges"]]  # earlier files: "a b"
     if sorted(merged) != merged:
         raise ValueError("its ids do not rise in the order of its merges")
-    tokenizer = build(ranks, len(ranks) if end_of_text is None else end_of_text)
+    byte_of = _byte_of()
+    ranks = {bytes(byte_of[character] for character in token): rank for token, rank in vocabulary.items()}
+    tokenizer = build(ranks, special[END_OF_TEXT])
 
     from tokenizers import Tokenizer as Learned
 
@@ -216,12 +190,11 @@ def _from_learned(content: dict[str, Any], end_of_text: int | None) -> Tokenizer
     return tokenizer
 
 
-@cache
-def _byte_characters() -> dict[int, str]:
-    """The character for each byte in byte-level BPE files: printable Latin-1 is itself, others are from U+0100 on."""
-    printable = [*range(ord("!"), ord("~") + 1), *range(ord("¡"), ord("¬") + 1), *range(ord("®"), ord("ÿ") + 1)]
+def _byte_of() -> dict[str, int]:
+    """The byte of each character in byte-level BPE files: printable Latin-1 is itself, others are from U+0100 on."""
+    printable = [byte for byte in range(256) if chr(byte).isprintable() and chr(byte) != " "]
     others = [byte for byte in range(256) if byte not in printable]
-    return {byte: chr(byte) for byte in printable} | {byte: chr(256 + place) for place, byte in enumerate(others)}
+    return {chr(byte): byte for byte in printable} | {chr(256 + place): byte for place, byte in enumerate(others)}
 
 
 def _cut_after(pattern: re.Pattern[str], text: str) -> Iterator[str]:
@@ -233,15 +206,15 @@ def _cut_after(pattern: re.Pattern[str], text: str) -> Iterator[str]:
     yield text[start:]
 
 
-def _from_hub(repository: str) -> Path:
+def _from_hub(name: str) -> Path:
     from huggingface_hub import hf_hub_download
 
     try:
-        return Path(hf_hub_download(repository, "tokenizer.json"))
+        return Path(hf_hub_download(name.removeprefix(HUB_PREFIX), "tokenizer.json"))
     except (OSError, ValueError) as error:
+        reason = str(error).splitlines()[0]
         raise ValueError(
-            f"tokenizer {HUB_PREFIX}{repository} cannot be fetched: {str(error).splitlines()[0]}; set tokenizer.path "
-            "to null to train one"
+            f"tokenizer {name} cannot be fetched: {reason}; set tokenizer.path to null to train one"
         ) from None
 
 
@@ -257,7 +230,7 @@ class FastTokenizer:
             raise ValueError(f"the tokenizer.json cannot be used ({cut(str(error), 300)})") from None
         self._tokenizer.no_padding()
         self._tokenizer.no_truncation()
-        self._text = text
+        self.text = text
 
     @property
     def vocabulary(self) -> int:
@@ -266,7 +239,7 @@ class FastTokenizer:
 
     @property
     def sha256(self) -> str:
-        return hashlib.sha256(self._text.encode()).hexdigest()
+        return hashlib.sha256(self.text.encode()).hexdigest()
 
     def encode(self, text: str, special: bool = True) -> list[int]:
         """Ids of `text`. special: with the special tokens that the tokenizer adds to one text; those in it are read."""
@@ -275,6 +248,3 @@ class FastTokenizer:
     def decode(self, ids: Iterable[int]) -> str:
         """The text of `ids`, special tokens included; invalid UTF-8 becomes U+FFFD."""
         return self._tokenizer.decode(list(ids), skip_special_tokens=False)
-
-    def save(self, path: Path) -> None:
-        path.write_text(self._text, encoding="utf-8")

@@ -16,21 +16,14 @@ from array import array
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import Any
 
 import numpy as np
 
-from aero.data.base import sha256_of
-from aero.errors import UserError
-
-if TYPE_CHECKING:
-    from aero.data.base import Corpus, Split
-    from aero.data.languini import LanguiniVocabulary
-    from aero.data.tokenizer import Tokenizer
+from aero.data.base import AnyTokenizer, Corpus, Split, first_bytes, sha256_of
 
 FORMAT = "aero-tokens-1"
-SPLITS: tuple[Literal["train"], Literal["valid"]] = ("train", "valid")
-LARGEST_VOCABULARY = 65_536  # ids have 16 bits
+SPLITS: tuple[Split, ...] = ("train", "valid")
 REMEDY = "make the token files again: python -m stages.tokenize_corpus, or dvc repro -f tokenize"
 _BATCH_CHARACTERS = 2**21  # text encoded at once; about 60 MB with its ids
 
@@ -77,35 +70,31 @@ def open_tokens(folder: str | Path) -> Tokens:
         manifest = json.loads(path.read_text(encoding="utf-8"))
         if manifest["format"] != FORMAT:
             raise ValueError(f"format {manifest['format']!r} instead of {FORMAT!r}")
-        vocabulary = manifest["vocabulary"]
-        if type(vocabulary) is not int or not 1 <= vocabulary <= LARGEST_VOCABULARY:
-            raise ValueError(f"vocabulary is {str(vocabulary)[:40]}")
-        streams = {split: _open_split(folder, split, manifest["splits"][split]) for split in SPLITS}
-    except UserError:
-        raise
+        vocabulary = int(manifest["vocabulary"])
+        entries = {split: manifest["splits"][split] for split in SPLITS}
+        digests = {f"{split}.bin": entry["sha256"] for split, entry in entries.items()}
+        digests |= {f"{split}.offsets.npy": entry["offsets_sha256"] for split, entry in entries.items()}
     except (ValueError, KeyError, TypeError, RecursionError) as error:
         reason = f"{type(error).__name__}: {str(error)[:200]}"
         raise ValueError(f"token file {path} is damaged ({reason}); {REMEDY}") from None
-    return Tokens(streams["train"], streams["valid"], vocabulary, manifest)
+    for name, digest in digests.items():
+        if not (folder / name).is_file():
+            raise ValueError(f"token file {folder / name} is damaged: it does not exist; {REMEDY}")
+        if sha256_of(folder / name) != digest:
+            raise ValueError(
+                f"token file {folder / name} is damaged: its SHA-256 is not the one in manifest.json; {REMEDY}"
+            )
+    return Tokens(_opened(folder, "train"), _opened(folder, "valid"), vocabulary, manifest)
 
 
-def _damaged(path: Path, reason: str) -> UserError:
-    return UserError(f"token file {path} is damaged: {reason}; {REMEDY}")
-
-
-def _open_split(folder: Path, split: str, entry: dict[str, Any]) -> TokenStream:
-    path, offsets_path = folder / f"{split}.bin", folder / f"{split}.offsets.npy"
-    for needed, name in ((path, "sha256"), (offsets_path, "offsets_sha256")):
-        if not needed.is_file():
-            raise _damaged(needed, "it does not exist")
-        if sha256_of(needed) != entry[name]:
-            raise _damaged(needed, "its SHA-256 is not the one in manifest.json")
-    return TokenStream(np.memmap(path, dtype="<u2", mode="r"), np.load(offsets_path, mmap_mode="r"))
+def _opened(folder: Path, split: str) -> TokenStream:
+    ids = np.memmap(folder / f"{split}.bin", dtype="<u2", mode="r")
+    return TokenStream(ids, np.load(folder / f"{split}.offsets.npy", mmap_mode="r"))
 
 
 def write_tokens(
     corpus: Corpus,
-    tokenizer: Tokenizer | LanguiniVocabulary,
+    tokenizer: AnyTokenizer,
     folder: str | Path,
     train_bytes: int | None = None,
     validation_bytes: int | None = None,
@@ -115,8 +104,7 @@ def write_tokens(
 
     train_bytes, validation_bytes: stop after the document with which a split reaches so many UTF-8 bytes; None reads
     all. threads: encoding threads, by default one a core.
-    The files are written to `<folder>.tmp`, which replaces `folder` when complete. The same text gives the same bytes.
-    Raises ValueError for a split without text.
+    The files are written to `<folder>.tmp`, which replaces `folder` when complete. ValueError for a split without text.
     """
     folder = Path(folder)
     temporary = folder.with_name(folder.name + ".tmp")
@@ -125,7 +113,9 @@ def write_tokens(
     threads = threads or os.cpu_count() or 1
     try:
         limits = {"train": train_bytes, "valid": validation_bytes}
-        splits = {split: _write_split(corpus, tokenizer, split, temporary, limits[split], threads) for split in SPLITS}
+        splits = {
+            split: _write_split(corpus, tokenizer, split, temporary, limit, threads) for split, limit in limits.items()
+        }
         tokenizer.save(temporary / "tokenizer.json")
         manifest = {
             "format": FORMAT,
@@ -147,12 +137,7 @@ def write_tokens(
 
 
 def _write_split(
-    corpus: Corpus,
-    tokenizer: Tokenizer | LanguiniVocabulary,
-    split: Split,
-    folder: Path,
-    limit: int | None,
-    threads: int,
+    corpus: Corpus, tokenizer: AnyTokenizer, split: Split, folder: Path, limit: int | None, threads: int
 ) -> dict[str, Any]:
     """Write the ids and boundaries of one split and return its entry in the manifest."""
     from tqdm import tqdm
@@ -164,7 +149,7 @@ def _write_split(
         open(folder / f"{split}.bin", "wb") as file,
         tqdm(desc=f"tokenize {split}", total=limit, unit="B", unit_scale=True, disable=None) as bar,  # on a terminal
     ):
-        for texts in _batches(corpus.documents(split), limit):
+        for texts in _batches(first_bytes(corpus.documents(split), limit)):
             ids_of_batch = array("H")
             for ids in tokenizer.encode_batch(texts, threads):
                 ids.append(tokenizer.end_of_text)
@@ -194,17 +179,13 @@ def _write_split(
     }
 
 
-def _batches(documents: Iterator[str], limit: int | None) -> Iterator[list[str]]:
-    """Documents in lists of about `_BATCH_CHARACTERS`, up to and including the one that reaches `limit` bytes."""
+def _batches(documents: Iterator[str]) -> Iterator[list[str]]:
+    """Documents in lists of about `_BATCH_CHARACTERS`."""
     texts: list[str] = []
-    waiting = read = 0
+    waiting = 0
     for text in documents:
         texts.append(text)
         waiting += len(text)
-        if limit is not None:
-            read += len(text.encode("utf-8", "replace"))
-            if read >= limit:
-                break
         if waiting >= _BATCH_CHARACTERS:
             yield texts
             texts, waiting = [], 0

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import hashlib
 import json
-import os
 import sysconfig
 from pathlib import Path
 
@@ -258,13 +257,9 @@ def test_local_folder_missing_and_parquet_without_the_column(tmp_path):
         texts(LocalFolder(tmp_path), "train")
 
 
-def test_links_out_of_the_folder_are_refused_and_links_within_are_not_read_twice(tmp_path):
+def test_links_are_not_read(tmp_path):
     folder = write(tmp_path / "in", {"a.txt": "a", "b.txt": "b"})
     write(tmp_path, {"secret.txt": "secret", "secrets/s.txt": "s"})
-    (folder / "c.txt").symlink_to("a.txt")
+    for number, target in enumerate(("a.txt", "../secret.txt", "../secrets")):
+        (folder / f"link{number}.txt").symlink_to(target)
     assert sorted(texts(LocalFolder(folder), "train") + texts(LocalFolder(folder), "valid")) == ["a", "b"]
-    for target in ("../secret.txt", "../secrets", os.path.relpath("/etc/hostname", folder)):
-        (folder / "link.txt").symlink_to(target)
-        with pytest.raises(ValueError, match="leads out of"):
-            texts(LocalFolder(folder), "train")
-        (folder / "link.txt").unlink()

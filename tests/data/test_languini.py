@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import hashlib
-import os
 import pickle
 
 import numpy as np
@@ -149,26 +148,9 @@ def test_lists_of_another_format_are_refused_and_nothing_is_unpickled(data, cont
     assert not (tmp_path / "pickle was loaded").exists()
 
 
-def test_links_out_of_the_folder_and_pipes_are_refused(data, tmp_path):
-    """A book, the folder of books or a list may be a link, but within the folder alone."""
+def test_a_book_that_is_a_link_is_not_read(data, tmp_path):
     book = next((data / "books3").rglob(f"{IID[0]}.txt"))
-    elsewhere = tmp_path / "elsewhere.txt"
-    book.rename(elsewhere)
-    book.symlink_to(elsewhere)
-    with pytest.raises(ValueError, match=r"corpus 'languini': .*Iris.* is a link that leads out of"):
+    book.rename(tmp_path / "elsewhere.txt")
+    book.symlink_to(tmp_path / "elsewhere.txt")
+    with pytest.raises(ValueError, match="1 of 4 listed books are not below .*first 'Iris"):
         texts(LanguiniBooks(data), "valid")
-    book.unlink()
-    os.mkfifo(book)
-    with pytest.raises(ValueError, match=r"corpus 'languini': .*Iris.* is a pipe"):
-        texts(LanguiniBooks(data), "valid")
-    book.unlink()
-    elsewhere.rename(data / "moved")
-    book.symlink_to(data / "moved")
-    assert texts(LanguiniBooks(data), "valid") == ["iris"]
-    for part in (data / "books3", data / "books" / "file_list_train.npy"):
-        part.rename(tmp_path / "away")
-        part.symlink_to(tmp_path / "away")
-        with pytest.raises(ValueError, match="is a link that leads out of"):
-            texts(LanguiniBooks(data), "valid")
-        part.unlink()
-        (tmp_path / "away").rename(part)

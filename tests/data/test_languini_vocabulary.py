@@ -58,32 +58,19 @@ def test_token_files_hold_these_ids_with_d_behind_every_book(tmp_path, vocabular
     assert tokens.vocabulary == 420 and load_tokenizer(tmp_path / "tokens/tokenizer.json") == vocabulary
 
 
-def test_bad_files(tmp_path, vocabulary):
+def test_bad_files(tmp_path):
     lines = VOCAB.read_text(encoding="utf-8").split("\n")
-    cases = {
-        "bad.vocab": {
-            "": "not a .vocab file",
-            "\n".join(f"{piece}\t-{i}" for i, piece in enumerate(lines)): "not a .vocab file",
-            "\n".join(lines[:300] + lines[299:]): "occurs twice",
-            "\n".join([*lines[:300], "", *lines[300:]]): "empty",
-            "\n".join(lines[:300]): "cannot be merged from two others",
-        }
-    }
-    vocabulary.save(tmp_path / "good.json")
-    good = json.loads((tmp_path / "good.json").read_text())
-    swapped = good["pieces"][:300] + good["pieces"][301:299:-1] + good["pieces"][302:]
-    assert sorted(swapped) == sorted(good["pieces"]) and swapped != good["pieces"]
-    cases["bad.json"] = {
-        json.dumps(good | {"pieces": swapped}): "does not match its own sha256",
-        json.dumps(good | {"pieces": []}): "not a .vocab file",
-        json.dumps({"format": good["format"]}): "KeyError",
-    }
-    for name, contents in cases.items():
-        for content, message in contents.items():
-            (tmp_path / name).write_text(content, encoding="utf-8")
-            with pytest.raises(ValueError, match=f"{name} cannot be used.*; set tokenizer.path to null") as told:
-                load_tokenizer(tmp_path / name)
-            assert message in str(told.value)
+    for content, message in {
+        "": "not a .vocab file",
+        "\n".join(f"{piece}\t-{i}" for i, piece in enumerate(lines)): "not a .vocab file",
+        "\n".join(lines[:300] + lines[299:]): "occurs twice",
+        "\n".join([*lines[:300], "", *lines[300:]]): "empty",
+        "\n".join(lines[:300]): "cannot be merged from two others",
+    }.items():
+        (tmp_path / "bad.vocab").write_text(content, encoding="utf-8")
+        with pytest.raises(ValueError, match="bad.vocab cannot be used.*; set tokenizer.path to null") as told:
+            load_tokenizer(tmp_path / "bad.vocab")
+        assert message in str(told.value)
     (tmp_path / "latin.vocab").write_bytes(b"\xe9\n")
     with pytest.raises(ValueError, match="latin.vocab cannot be used"):
         load_tokenizer(tmp_path / "latin.vocab")

@@ -131,12 +131,6 @@ def test_own_file_round_trip_is_byte_identical(tmp_path, trained):
     assert not list(tmp_path.glob("*.tmp"))
 
 
-@pytest.mark.parametrize("vocabulary", [0, 256, 65_537])
-def test_impossible_vocabulary(vocabulary):
-    with pytest.raises(ValueError, match=f"vocabulary={vocabulary}: must be 257"):
-        train_tokenizer(["text"], vocabulary)
-
-
 def damaged(content, **changes):
     return json.dumps(content | changes)
 
@@ -155,11 +149,10 @@ def test_errors(tmp_path, trained, files):
         "{}": "neither a aero-tokenizer-1 file",
         damaged(good, tokens_base64=swapped): "does not match its own sha256",
         damaged(good, tokens_base64={}): "256 are missing",
-        damaged(good, pattern="."): "another pre-tokenisation pattern",
         damaged(good, special={}): "cannot be used",
         damaged(learned, pre_tokenizer={"type": "Whitespace"}): "not a byte-level BPE",
         damaged(learned, normalizer={"type": "Lowercase"}): "changes the text",
-        damaged(learned, added_tokens=[]): "no <|endoftext|> token",
+        damaged(learned, added_tokens=[]): "not <|endoftext|> alone",
         damaged(learned, added_tokens=[{"id": 399, "content": "<|endoftext|>"}], model=reversed_merges): "do not rise",
     }
     path = tmp_path / "bad.json"
@@ -172,7 +165,5 @@ def test_errors(tmp_path, trained, files):
         load_tokenizer(tmp_path / "none.json")
     with pytest.raises(ValueError, match="token id 2000 is not in the vocabulary"):
         trained.decode([1, 2000])
-    with pytest.raises(ValueError, match="training split is empty"):
-        train_tokenizer([], 300)
     with pytest.raises(ValueError, match="without gap"):
         build({bytes([byte]): byte for byte in range(256)}, 300)

@@ -17,8 +17,10 @@ from typing import Any
 
 import jinja2
 import matplotlib
+import numpy as np
 import pandas as pd
 from markupsafe import escape
+from scipy.optimize import isotonic_regression
 
 matplotlib.use("svg")
 from matplotlib import rcParams  # noqa: E402  the backend must be chosen first
@@ -145,22 +147,11 @@ def svg(figure: Figure, title: str) -> str:
 
 def spread(positions: Sequence[float], gap: float) -> list[float]:
     """The positions moved apart, in their order, until neighbours are `gap` from each other, for labels of lines."""
-    order = sorted(range(len(positions)), key=positions.__getitem__)
-    groups = [([positions[index]], [index]) for index in order]
-
-    def start(group: tuple[list[float], list[int]]) -> float:
-        return sum(group[0]) / len(group[0]) - gap * (len(group[1]) - 1) / 2
-
-    place = 0
-    while place + 1 < len(groups):
-        left, right = groups[place], groups[place + 1]
-        if start(right) - start(left) - gap * (len(left[1]) - 1) >= gap - 1e-12:
-            place += 1
-            continue
-        groups[place : place + 2] = [(left[0] + right[0], left[1] + right[1])]
-        place = max(place - 1, 0)
-    placed = {index: start(group) + gap * rank for group in groups for rank, index in enumerate(group[1])}
-    return [placed[index] for index in range(len(positions))]
+    order = np.argsort(positions, kind="stable")
+    steps = gap * np.arange(len(order))
+    placed = np.empty(len(order))
+    placed[order] = isotonic_regression(np.array(positions)[order] - steps).x + steps  # least squares
+    return placed.tolist()
 
 
 def no_data(axes: Axes, text: str) -> None:

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from statistics import fmean
 
@@ -71,34 +71,31 @@ def table(results: Results, printed: Table) -> list[MeasuredCell]:
 
 def _training(results: Results, printed: Table, row: Row, cell: Cell) -> MeasuredCell:
     notes = [cell.note] if cell.note else []
-    name, digits, training = row.trained.get(cell.column.training), cell.column.digits, cell.column.training
-    runs = results.seeds(name) if name else ()
-    values = results.perplexity(name) if name else {}
+    training, digits = cell.column.training, cell.column.digits
+    name, base = (one.trained.get(training, "") for one in (row, printed.rows[0]))
+    runs, values = results.seeds(name), results.perplexity(name)
     notes += _differs(results, printed, training, runs)
     if results.scale == "paper" and any(run.metrics.get("corpus") not in PAPERS_CORPORA for run in runs):
         notes.append("not trained on the papers' corpus")
-
-    def measured(text: str, value: float | None, found: Estimate | None = None) -> MeasuredCell:
-        return MeasuredCell(row, cell, text, value, results.scale, "; ".join(notes), found)
-
+    # Perplexities have no interval: only differences paired by seed do.
+    found = Estimate(fmean(values.values()), None, None, tuple(values)) if values else None
     if cell.column.key.startswith("delta"):
-        base = printed.rows[0].trained.get(training)
-        if name == base and values:
+        if name != base:
+            found = change(results, name, base).estimate if name and base else None
+        elif found is not None:
+            found = replace(found, mean=0.0)
             notes.append("the baseline itself")
-            return measured(f"{0:.{digits}f}", 0.0, Estimate(0.0, None, None, tuple(values)))
-        found = change(results, name, base).estimate if name and base else None
-    else:  # perplexities have no interval: only differences paired by seed do
-        found = Estimate(fmean(values.values()), None, None, tuple(values)) if values else None
     diverged = [f"seed {run.seed} at step {run.diverged_at}" for run in runs if run.diverged]
     if diverged:
         notes.append(f"{len(diverged)} of {len(runs)} seeds diverged: {', '.join(diverged)}")
     if not runs:
         notes.append("not run yet")
     if found is None:
-        return measured("NaN", math.nan) if diverged else measured("", None)
-    if len(found.seeds) == 1:
-        notes.append(f"one seed ({found.seeds[0]})")
-    return measured(f"{found.mean:.{digits}f}", found.mean, found)
+        text, value = ("NaN", math.nan) if diverged else ("", None)
+    else:
+        text, value = f"{found.mean:.{digits}f}", found.mean
+        notes += [f"one seed ({found.seeds[0]})"] if len(found.seeds) == 1 else []
+    return MeasuredCell(row, cell, text, value, results.scale, "; ".join(notes), found)
 
 
 def _differs(results: Results, printed: Table, training: str, runs: Sequence[Run]) -> list[str]:
@@ -242,10 +239,7 @@ BASE_TRAININGS = {"aero/table9": {"SNorm": "WNorm"}, LANDSCAPE: dict.fromkeys(("
 
 Table 9: "weight normalization works better in other linear layers" (its caption). `entropy_landscape`: the baseline.
 """
-DIFFERENCE_COLUMNS = (
-    *("paper", "table", "row", "column", "baseline", "published", "measured", "unit", "scale", "seeds"),
-    *("ci_low", "ci_high", "note"),
-)
+DIFFERENCE_COLUMNS = ("paper", "table", "row", "column", "baseline", *COLUMNS[2:])
 
 
 @dataclass(frozen=True)
@@ -272,20 +266,15 @@ def comparisons(address: str) -> list[Comparison]:
     """Every comparison of a printed table, row by row; a row is not compared with itself."""
     printed = printed_table(address)
     base_row = printed.row(BASE_ROWS.get(address, printed.rows[0].name))
-    within = BASE_TRAININGS.get(address, {})
     found = []
     for row in printed.rows:
-        cells = _perplexities(row)
+        own = _perplexities(row)
+        sides = [(name, base, row, base) for name, base in BASE_TRAININGS.get(address, {}).items()]
         if address != LANDSCAPE and row is not base_row:
-            others = _perplexities(base_row)
-            found += [
-                Comparison(row, cell, row.trained[name], base_row.name, others[name], base_row.trained[name])
-                for name, cell in cells.items()
-            ]
-        found += [
-            Comparison(row, cells[name], row.trained[name], base, cells[base], row.trained[base])
-            for name, base in within.items()
-        ]
+            sides = [*((name, base_row.name, base_row, name) for name in own), *sides]
+        for name, label, other, training in sides:
+            cell, run = _perplexities(other)[training], other.trained[training]
+            found.append(Comparison(row, own[name], row.trained[name], label, cell, run))
     return found
 
 
@@ -310,16 +299,14 @@ def perplexities(results: Results, address: str) -> pd.DataFrame:
                 "PPL, published": cell.published.text or "–",
                 "measured": cell.text or "–",
                 "change %, published": (compared.published or "–") if compared else "baseline",
-                "measured ": _change(found),
+                "measured ": _change(found) if found else "baseline",
                 "seeds": seed_count(results, cell.row.trained.get(column.training, "")),
             }
         )
     return pd.DataFrame(lines)
 
 
-def _change(found: Change | None) -> str:
-    if found is None:
-        return "baseline"
+def _change(found: Change) -> str:
     return "–" if found.estimate is None else found.estimate.text(1, signed=True)
 
 

@@ -16,18 +16,15 @@ from pathlib import Path
 from typing import Any
 
 import jinja2
-import matplotlib
 import numpy as np
 import pandas as pd
 from markupsafe import escape
+from matplotlib import rcParams
+from matplotlib.axes import Axes
+from matplotlib.axis import Axis
+from matplotlib.figure import Figure
+from matplotlib.ticker import LogFormatter, LogLocator
 from scipy.optimize import isotonic_regression
-
-matplotlib.use("svg")
-from matplotlib import rcParams  # noqa: E402  the backend must be chosen first
-from matplotlib.axes import Axes  # noqa: E402
-from matplotlib.axis import Axis  # noqa: E402
-from matplotlib.figure import Figure  # noqa: E402
-from matplotlib.ticker import LogFormatter, LogLocator  # noqa: E402
 
 PAPERS = {
     "aero": "AERO",
@@ -57,21 +54,12 @@ rcParams.update(
     {
         "font.family": "DejaVu Sans",
         "font.size": 9,
-        "axes.titlesize": 9,
-        "axes.labelsize": 9,
-        "xtick.labelsize": 9,
-        "ytick.labelsize": 9,
+        **dict.fromkeys(("axes.titlesize", "axes.labelsize", "xtick.labelsize", "ytick.labelsize"), 9),
         "legend.fontsize": 9,
         "svg.fonttype": "path",
         "svg.hashsalt": "aero",
-        "figure.facecolor": "none",
-        "axes.facecolor": "none",
-        "savefig.facecolor": "none",
-        "text.color": INK,
-        "axes.labelcolor": INK,
-        "axes.edgecolor": INK,
-        "xtick.color": INK,
-        "ytick.color": INK,
+        **dict.fromkeys(("figure.facecolor", "axes.facecolor", "savefig.facecolor"), "none"),
+        **dict.fromkeys(("text.color", "axes.labelcolor", "axes.edgecolor", "xtick.color", "ytick.color"), INK),
         "axes.spines.top": False,
         "axes.spines.right": False,
         "grid.color": GRID,
@@ -202,32 +190,14 @@ def _text(value: object) -> str:
     return str(value)
 
 
-def _boxed(
-    kind: str,
-    content: str,
-    title: str,
-    caption: str,
-    sources: Sequence[str] = (),
-    command: str = "",
-    published: str = "",
-) -> HTML:
+def _boxed(kind: str, content: str, title: str, caption: str, published: str = "", **origin: Any) -> HTML:
     identifier = re.sub(r"[^a-z0-9]+", "-", (published or title).lower()).strip("-")
     if published:
         short, place = published.split("/", 1)
         place = re.sub(r"(figure|table)_?", lambda match: f"{match[1].capitalize()} ", place)
         published = f"{PAPERS.get(short, short)} {place}"
-    return HTML(
-        _BOX.render(
-            kind=kind,
-            identifier=identifier,
-            content=HTML(content),
-            title=_with_code(title),
-            caption=_with_code(caption),
-            sources=sources,
-            command=command,
-            published=published,
-        )
-    )
+    shown = {"content": HTML(content), "title": _with_code(title), "caption": _with_code(caption)}
+    return HTML(_BOX.render(kind=kind, identifier=identifier, published=published, **shown, **origin))
 
 
 def _with_code(text: str) -> HTML:

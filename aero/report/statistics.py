@@ -9,6 +9,7 @@ import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cache
+from statistics import fmean, stdev, variance
 from typing import Any
 
 from scipy.special import stdtrit
@@ -63,13 +64,12 @@ def estimate(values: Mapping[int, float]) -> Estimate | None:
 def interval(values: Mapping[int, float], deviation: float, freedom: int) -> Estimate:
     """Mean of one value a seed, with the 95 % t-interval by a standard deviation of so many degrees of freedom; with 0
     degrees by that of the values themselves. One value has no interval."""
-    count, mean = len(values), math.fsum(values.values()) / len(values)
-    if count == 1:
+    mean = fmean(values.values())
+    if len(values) == 1:
         return Estimate(mean, None, None, tuple(values))
     if not freedom:
-        freedom = count - 1
-        deviation = math.sqrt(math.fsum((value - mean) ** 2 for value in values.values()) / freedom)
-    half = float(stdtrit(freedom, 0.5 + CONFIDENCE / 2)) * deviation / math.sqrt(count)
+        deviation, freedom = stdev(values.values()), len(values) - 1
+    half = float(stdtrit(freedom, 0.5 + CONFIDENCE / 2)) * deviation / math.sqrt(len(values))
     return Estimate(mean, mean - half, mean + half, tuple(values))
 
 
@@ -164,9 +164,9 @@ def gate(results: Results, run: str) -> str:
     best = min(_ngrams_of(results, seeds[0]).values(), default=None)
     if best is None:
         return f"no n-gram models of the tokens of {name} have been counted at scale {results.scale}"
-    perplexity = math.fsum(one.perplexity for one in seeds) / len(seeds)
+    perplexity = fmean(one.perplexity for one in seeds)
     heads = results.share_of_heads(name, (1, 2), "causal_bound")
-    share = math.fsum(heads.values()) / len(heads) if heads else 0.0
+    share = fmean(heads.values()) if heads else 0.0
     if perplexity < BELOW_NGRAM * best and share >= MID_RANGE:
         return ""
     return (
@@ -228,13 +228,11 @@ def pooled_deviation(results: Results) -> tuple[float, int]:
     for one in registered(results):
         logs = _log_ratios(results, one["run"], one["against"]).values()
         if len(logs) > 1:
-            mean = math.fsum(logs) / len(logs)
-            squares += math.fsum((log - mean) ** 2 for log in logs)
+            squares += variance(logs) * (len(logs) - 1)
             freedom += len(logs) - 1
     return (math.sqrt(squares / freedom), freedom) if freedom else (0.0, 0)
 
 
-@cache
 def registered(results: Results) -> list[dict[str, Any]]:
     """The comparisons of perplexities that were registered before the data: run, against, sign, published, where."""
     path = results.root / PREDICTIONS

@@ -18,19 +18,7 @@ import pandas as pd
 
 from aero.entropy import causal_bound
 from aero.published import Claim, known_papers, load
-from aero.report import printed, trainings, verdicts
-from aero.report.costs import (
-    COST_TABLES,
-    GB,
-    OPTIMISED,
-    STOCK,
-    audit,
-    fits,
-    published_bound,
-    row_costs,
-    saving,
-    wan_minutes,
-)
+from aero.report import costs, printed, trainings, verdicts
 from aero.report.papers import parallel_context, variance_search, variance_theory
 from aero.report.papers.variance_theory import load_theory
 from aero.report.results import SMOKE_TEST, Results
@@ -164,11 +152,11 @@ def summary(results: Results, judged: pd.DataFrame) -> dict[str, dict[str, float
     """Claims by verdict, mean perplexity of some runs at the report's scale, GB of two optimised private passes."""
     runs = ("sm-ln-g", "sm-ln-r", "sm-r", "sm", "sm-scfuffn", "ereg-smt-scfuffn")
     perplexity = {name: estimate(results.perplexity(name)) for name in runs}
-    costs = {row: results.cost(row, OPTIMISED) for row in ("SM+LN+G", "SM+ScFuFFN")}
+    passes = {row: results.cost(row, costs.OPTIMISED) for row in ("SM+LN+G", "SM+ScFuFFN")}
     return {
         "claims": counts(judged),
         f"perplexity_{results.scale}": {name: round(found.mean, 4) for name, found in perplexity.items() if found},
-        "gigabytes": {row: round(cost.bytes / GB, 3) for row, cost in costs.items() if cost},
+        "gigabytes": {row: round(cost.bytes / costs.GB, 3) for row, cost in passes.items() if cost},
     }
 
 
@@ -177,14 +165,14 @@ AERO = "SM+ScFuFFNi_6"
 
 def headline(results: Results) -> dict[str, Any]:
     """The numbers of the report's first sentences; NaN where nothing was measured."""
-    tables, fitted = load("aero").tables, fits(results)
+    tables, fitted = load("aero").tables, costs.fits(results)
     table, base = tables["4"], tables["4"].rows[0].name
     found = [fitted.get(("4", row)) for row in (base, AERO)]
-    own = audit(results, table, AERO, "bytes")
+    own = costs.audit(results, table, AERO, "bytes")
     impossible = impossible_with_rounds = 0
-    for one, row in ((tables[number], row) for number in COST_TABLES for row in tables[number].rows):
-        least, minutes = published_bound(one, row.name).overlapped, row.cells["latency"].value
-        stock = wan_minutes(results, row_costs(results, one, row.name).get(STOCK))
+    for one, row in ((tables[number], row) for number in costs.COST_TABLES for row in tables[number].rows):
+        least, minutes = costs.published_bound(one, row.name).overlapped, row.cells["latency"].value
+        stock = costs.wan_minutes(results, costs.row_costs(results, one, row.name).get(costs.STOCK))
         impossible += least > minutes
         impossible_with_rounds += stock is not None and least + stock.rounds > minutes
     trained = evidence(results)
@@ -207,13 +195,13 @@ def headline(results: Results) -> dict[str, Any]:
         "saving_fitted": found[0].gigabytes / found[1].gigabytes if all(found) else nan,
         "saving_stock": own.as_written or nan,
         "saving_optimised": own.tuned or nan,
-        "saving_unfused": saving(results, table, "SM+ScFFN", OPTIMISED, "bytes") or nan,
+        "saving_unfused": costs.saving(results, table, "SM+ScFFN", costs.OPTIMISED, "bytes") or nan,
         "saving_gelu": own.by_gelu or nan,
         "saving_architecture": own.one_gelu or nan,
         "impossible": impossible,
         "impossible_with_rounds": impossible_with_rounds,
         "minutes": table.value(base, "latency"),
-        "needed_minutes": published_bound(table, base).overlapped,
+        "needed_minutes": costs.published_bound(table, base).overlapped,
         "scale": trained.scale,
         "seeds": "1 seed" if len(seeds) == 1 else f"up to {len(seeds)} seeds",
         "tokens": seeds[0].metrics["tokens"] / 1e6 if seeds else nan,

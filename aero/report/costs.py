@@ -220,17 +220,16 @@ def baseline_with_segments(results: Results, table: Table) -> dict[str, float] |
         return None
     more = {key: sizes["layers"] * (segments[key] - plain[key]) for key in plain}
     slower = wan.latency_seconds(more["seconds"], more["wire_bytes"], more["rounds"])
-    bytes_ = more["bytes_sent_client"] + more["bytes_sent_server"]
-    return {"bytes": base.bytes + bytes_, "latency_wan": base.latency_wan + slower}
+    return {"bytes": base.bytes + more["bytes"], "latency_wan": base.latency_wan + slower}
 
 
 def operation(path: Path, kind: str, shape: str) -> dict[str, float] | None:
-    """Bytes each way and on the wire, rounds and seconds of an operation; None if it is not in the file."""
+    """Bytes both ways and on the wire, rounds and seconds of an operation; None if it is not in the file."""
     for line in read_csv(path):
         if (line.get("op"), line.get("shape")) == (kind, shape):
-            keys = ("bytes_sent_client", "bytes_sent_server", "rounds", "seconds")
-            found = {key: float(line[key]) for key in keys}
-            return found | {"wire_bytes": wire_bytes(kind, found["bytes_sent_client"], found["bytes_sent_server"])}
+            sent = [float(line[f"bytes_sent_{side}"]) for side in ("client", "server")]
+            found = {key: float(line[key]) for key in ("rounds", "seconds")}
+            return found | {"bytes": sum(sent), "wire_bytes": wire_bytes(kind, *sent)}
     return None
 
 

@@ -16,18 +16,7 @@ import pandas as pd
 from aero.published import Cell, Row, Table
 from aero.published import table as printed_table
 from aero.records import csv_text
-from aero.report.costs import (
-    COST_COLUMNS,
-    COST_TABLES,
-    GB,
-    all_costs,
-    cost_rows,
-    counted,
-    published_bound,
-    published_cost,
-    row_costs,
-    saving,
-)
+from aero.report import costs
 from aero.report.results import PAPERS_CORPORA, SMOKE_TEST, Results, Run
 from aero.report.statistics import Change, Estimate, change, seed_count
 from aero.report.verdicts import PAPER_DIMENSIONS
@@ -130,7 +119,7 @@ def _cost(results: Results, printed: Table, row: Row, cell: Cell) -> MeasuredCel
 
 
 def _counted(results: Results, printed: Table, row: str, key: str) -> Found:
-    counts, notes = counted(row, printed), ["counted by the formulas of Appendix E"]
+    counts, notes = costs.counted(row, printed), ["counted by the formulas of Appendix E"]
     if key == "nonlinear":
         return "; ".join(map(str, counts.nonlinear)), notes
     return (counts.ffn if key == "flops_ffn" else counts.attention) / 1e9, notes
@@ -138,30 +127,30 @@ def _counted(results: Results, printed: Table, row: str, key: str) -> Found:
 
 def _communication(results: Results, printed: Table, row: str, key: str) -> Found:
     """Beside printed bytes stand those of the program that explains them best, where it was measured."""
-    costs, fitted = row_costs(results, printed, row), published_cost(results, printed, row)
+    found, fitted = costs.row_costs(results, printed, row), costs.published_cost(results, printed, row)
     notes = [] if fitted is None else [f"{fitted.program}, {fitted.method}"]
-    if "as_written" in costs:
-        value = "" if fitted is None else f" {costs['as_written'].bytes / GB:.2f}"
-        notes.append(f"as_written{value}, {costs['as_written'].method}")
-    if "tuned" in costs:
-        notes.append(f"tuned {costs['tuned'].bytes / GB:.2f}")
-    shown = fitted or costs.get("as_written")
-    return (None, []) if shown is None else (shown.bytes / GB, notes)
+    if stock := found.get("as_written"):
+        value = "" if fitted is None else f" {stock.bytes / costs.GB:.2f}"
+        notes.append(f"as_written{value}, {stock.method}")
+    if tuned := found.get("tuned"):
+        notes.append(f"tuned {tuned.bytes / costs.GB:.2f}")
+    shown = fitted or stock
+    return (None, []) if shown is None else (shown.bytes / costs.GB, notes)
 
 
 def _latency(results: Results, printed: Table, row: str, key: str) -> Found:
-    bound = published_bound(printed, row)
+    bound = costs.published_bound(printed, row)
     note = (
         f"the published bytes need at least {bound.overlapped:.1f} min on the published network "
         f"({bound.one_way:.1f} if the directions do not overlap)"
     )
-    costs = all_costs(results, printed, row)
-    known = [cost for cost in costs.values() if cost.latency_wan is not None and cost.program != "tuned"]
+    found = costs.all_costs(results, printed, row).values()
+    known = [cost for cost in found if cost.latency_wan is not None and cost.program != "tuned"]
     if not known:
         return None, [note]
     shown, *others = known
     notes = [f"{shown.program}, {shown.method}"]
-    beside = published_cost(results, printed, row, "as_written") if shown.program == AS_PUBLISHED else None
+    beside = costs.published_cost(results, printed, row, "as_written") if shown.program == AS_PUBLISHED else None
     if beside is not None and beside.latency_wan is not None:
         notes.append(f"as_written {beside.latency_wan / 60:.2f} on the same day")
     notes += [f"as_written {cost.latency_wan / 60:.2f} on another day" for cost in others]
@@ -170,7 +159,7 @@ def _latency(results: Results, printed: Table, row: str, key: str) -> Found:
 
 def _saving(results: Results, printed: Table, row: str, key: str) -> Found:
     quantity = "bytes" if key == "savings_communication" else "latency_wan"
-    value, plain = (saving(results, printed, row, one, quantity) for one in (AS_PUBLISHED, "as_written"))
+    value, plain = (costs.saving(results, printed, row, one, quantity) for one in (AS_PUBLISHED, "as_written"))
     if value is None:
         return plain, [] if plain is None else ["as_written"]
     return value, [AS_PUBLISHED if plain is None else f"{AS_PUBLISHED}; as_written {plain:.2f}"]
@@ -335,9 +324,10 @@ def files(results: Results) -> dict[Path, str]:
         printed = printed_table(address)
         name, is_aero = f"{printed.paper}_table{printed.number}", printed.paper == "aero"
         found[FOLDER / f"{name}.csv"] = cells_csv(table(results, printed))
-        if is_aero and printed.number in COST_TABLES:
-            lines = [{key: _written(key, value) for key, value in one.items()} for one in cost_rows(results, printed)]
-            found[FOLDER / f"{name}_costs.csv"] = csv_text(COST_COLUMNS, lines)
+        if is_aero and printed.number in costs.COST_TABLES:
+            rows = costs.cost_rows(results, printed)
+            lines = [{key: _written(key, value) for key, value in one.items()} for one in rows]
+            found[FOLDER / f"{name}_costs.csv"] = csv_text(costs.COST_COLUMNS, lines)
         for scale in results.scales if is_aero else ():
             cells = [cell for cell in table(results.at(scale), printed) if cell.published.column.key.startswith("ppl")]
             trained = [cell for cell in cells if cell.row.trained.get(cell.published.column.training)]

@@ -23,7 +23,6 @@ from aero.report.statistics import change, evidence
 
 # The explorer ---------------------------------------------------------------------------------------------------------
 
-
 BASELINE = "SM+LN+G"
 PERPLEXITY = "perplexity over SM+LN+G, %"
 AMOUNTS = ("GB", "WAN minutes", "LAN minutes", "computing minutes", "rounds", PERPLEXITY)
@@ -48,8 +47,8 @@ def explorer_rows(results: Results) -> pd.DataFrame:
         for program in PROGRAMS:
             cost = results.cost(run["architecture"], program, context, model)
             if cost is not None:
-                amounts = (cost.bytes / GB, _minutes(cost.latency_wan), _minutes(cost.latency_lan))
-                amounts += (_minutes(cost.seconds), cost.rounds, None if found is None else found.mean)
+                minutes = (one and one / 60 for one in (cost.latency_wan, cost.latency_lan, cost.seconds))
+                amounts = (cost.bytes / GB, *minutes, cost.rounds, found and found.mean)
                 shown = (None if value is None else float(f"{value:.3g}") for value in amounts)
                 names = {
                     "configuration": run["architecture"],
@@ -63,10 +62,6 @@ def _setting(run: dict[str, Any], families: dict[str, Any]) -> tuple[str, int, f
     model = run.get("model", "gpt2")
     context = run.get("context") or families.get(model, {}).get("context", 128)
     return model, context, float(run.get("budget", 1))
-
-
-def _minutes(seconds: float | None) -> float | None:
-    return None if seconds is None else seconds / 60
 
 
 def explorer_script() -> str:
@@ -93,7 +88,6 @@ def explorer(results: Results, claims: pd.DataFrame) -> show.HTML:
 # Benchmarks and robustness --------------------------------------------------------------------------------------------
 
 # A ratio is ours over the other's, medians of interleaved repeats with their range. A missing file: an empty frame.
-
 
 CAMPAIGNS = {
     "fuzz": "damaged input",

@@ -31,9 +31,6 @@ NOTEBOOKS = (
     "appendix",
 )
 """In the order of the report, a chapter each. Not aero.py: in the kernel's folder it would shadow the package."""
-SCREEN_ONLY = '<div class="screen-only"'
-"""What a cell shows on the page alone starts with this."""
-PAGE_COLOURS = {show.INK: "--ink", show.PAPER: "--paper", show.GRID: "--grid", show.MUTED: "--muted"}
 
 _SVG = re.compile(r"<svg\b.*?</svg>", re.DOTALL)
 _GLYPH = re.compile(r'<path id="(DejaVu[^"]*)"[^>]*/>')
@@ -91,7 +88,8 @@ def document(parts: Iterable[str], changed: Callable[[str], str]) -> str:
     for part in parts:
         if not isinstance(part, HTML):
             blocks.append(part)
-        elif html := changed(part):
+        else:
+            html = changed(part)
             # Longer than any run of backticks in it, which would end the block and make Markdown of the rest.
             fence = "`" * (1 + max(map(len, re.findall("`+", html)), default=2))
             blocks.append(f"{fence}{{=html}}\n{html}\n{fence}")
@@ -132,7 +130,8 @@ def _share_glyphs(shown: list[str]) -> list[str]:
 
 def _in_page_colours(svg: str) -> str:
     """The figure in the colours of the page's light or dark scheme, as wide as its box."""
-    for colour, name in PAGE_COLOURS.items():
+    names = {show.INK: "--ink", show.PAPER: "--paper", show.GRID: "--grid", show.MUTED: "--muted"}
+    for colour, name in names.items():
         svg = svg.replace(colour, f"var({name})")
     return re.sub(r'(<svg\b[^>]*?) width="[^"]*"( height="[^"]*")?', r"\1", svg, count=1)
 
@@ -151,7 +150,8 @@ def pdf(parts: Iterable[str], footer: str) -> bytes:
             (folder / f"figure{count}.svg").write_text(match.group(), encoding="utf-8")
             return f'<img src="figure{count}.svg" width="100%">'
 
-        text = document(parts, lambda html: "" if html.startswith(SCREEN_ONLY) else _SVG.sub(beside, html))
+        printed = (part for part in parts if not part.startswith('<div class="screen-only"'))
+        text = document(printed, lambda html: _SVG.sub(beside, html))
         source = folder / "report.typ"
         written = _pandoc(text, "typst", "page.typ", footer, f"--lua-filter={ASSETS / 'page.lua'}")
         source.write_text(written, encoding="utf-8")

@@ -35,8 +35,6 @@ SCALES = ("paper", "gpu", "desk", "laptop", "smoke")
 SMOKE_TEST = "smoke"
 """A scale of seconds a run that tests the pipeline; it decides nothing."""
 DEFAULT_SEED = 1337
-PAPERS_CORPORA = ("codeparrot", "languini")
-"""What the papers trained on. Runs of the scale `paper` on another corpus have their size, not their setting."""
 SCALE_VARIABLE = "AERO_REPORT_SCALE"
 """The scale that `load` takes by default, for notebooks."""
 FITTED = Path("results/two_party/fitted_rows.csv")

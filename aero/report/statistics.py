@@ -87,11 +87,6 @@ def difference(values: Mapping[int, float], base: Mapping[int, float]) -> dict[i
 
 
 CONTROL = "SM+LN+G"
-BELOW_NGRAM = 0.95
-"""The control must have a perplexity below this share of the best n-gram model's."""
-MID_RANGE = 0.5
-"""The share of the control's heads that must lie in the middle half of the entropy range."""
-PREDICTIONS = "results/desk/predictions.yaml"
 
 
 def evidence(results: Results) -> Results:
@@ -156,7 +151,11 @@ def control(results: Results, run: str) -> str | None:
 
 
 def gate(results: Results, run: str) -> str:
-    """Why the control of a run fails the gate at the results' scale; "" if it passes."""
+    """Why the control of a run fails the gate at the results' scale; "" if it passes.
+
+    It passes with a perplexity below 95 % of the best n-gram model's and half of its heads in the middle half of the
+    entropy range.
+    """
     name = control(results, run)
     seeds = results.seeds(name) if name else ()
     if not seeds:
@@ -167,7 +166,7 @@ def gate(results: Results, run: str) -> str:
     perplexity = fmean(one.perplexity for one in seeds)
     heads = results.share_of_heads(name, (1, 2), "causal_bound")
     share = fmean(heads.values()) if heads else 0.0
-    if perplexity < BELOW_NGRAM * best and share >= MID_RANGE:
+    if perplexity < 0.95 * best and share >= 0.5:
         return ""
     return (
         f"the control {name} fails the gate at scale {results.scale}: perplexity {perplexity:.2f}, "
@@ -235,7 +234,7 @@ def pooled_deviation(results: Results) -> tuple[float, int]:
 
 def registered(results: Results) -> list[dict[str, Any]]:
     """The comparisons of perplexities that were registered before the data: run, against, sign, published, where."""
-    path = results.root / PREDICTIONS
+    path = results.root / "results/desk/predictions.yaml"
     return yaml_file(path)["perplexity"] if path.is_file() else []
 
 

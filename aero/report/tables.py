@@ -17,7 +17,7 @@ from aero.published import Cell, Row, Table
 from aero.published import table as printed_table
 from aero.records import csv_text
 from aero.report import costs
-from aero.report.results import PAPERS_CORPORA, SMOKE_TEST, Results, Run
+from aero.report.results import SMOKE_TEST, Results, Run
 from aero.report.statistics import Change, Estimate, change, seed_count
 from aero.report.verdicts import PAPER_DIMENSIONS
 from aero.two_party.program.optimizations import AS_PUBLISHED
@@ -64,7 +64,7 @@ def _training(results: Results, printed: Table, row: Row, cell: Cell) -> Measure
     name, base = (one.trained.get(training, "") for one in (row, printed.rows[0]))
     runs, values = results.seeds(name), results.perplexity(name)
     notes += _differs(results, printed, training, runs)
-    if results.scale == "paper" and any(run.metrics.get("corpus") not in PAPERS_CORPORA for run in runs):
+    if results.scale == "paper" and any(run.metrics["corpus"] not in ("codeparrot", "languini") for run in runs):
         notes.append("not trained on the papers' corpus")
     # Perplexities have no interval: only differences paired by seed do.
     found = Estimate(fmean(values.values()), None, None, tuple(values)) if values else None

@@ -32,8 +32,6 @@ PAPER_DIMENSIONS = "paper_dimensions"
 """The scale of costs, counts and theory, at the sizes of the papers."""
 PUBLISHED_ONLY = "published numbers"
 """The scale of a claim that needs nothing measured."""
-AT_CEILING = 0.02
-"""Two fractions that are both this near to 0, or both to 1, leave no room for a difference."""
 
 
 def exact(value: float) -> Estimate:
@@ -61,8 +59,8 @@ class Measurement:
 
     @property
     def at_ceiling(self) -> bool:
-        """Whether all compared fractions lie within 0.02 of 0, or all within 0.02 of 1."""
-        ends = (all(abs(one - end) <= AT_CEILING for one in self.fractions) for end in (0, 1))
+        """Whether all compared fractions lie within 0.02 of 0, or of 1, which leaves no room for a difference."""
+        ends = (all(abs(one - end) <= 0.02 for one in self.fractions) for end in (0, 1))
         return bool(self.fractions) and any(ends)
 
     def absent(self, opposite: bool) -> str:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import base64
 import hashlib
+import itertools
 import os
 import re
 import tempfile
@@ -91,49 +92,30 @@ def document(parts: Iterable[str], changed: Callable[[str], str]) -> str:
         else:
             html = changed(part)
             # Longer than any run of backticks in it, which would end the block and make Markdown of the rest.
-            fence = "`" * (1 + max(map(len, re.findall("`+", html)), default=2))
+            fence = "`" * (1 + max(map(len, re.findall("`{2,}", html)), default=2))
             blocks.append(f"{fence}{{=html}}\n{html}\n{fence}")
     return _UNPRINTABLE.sub("\ufffd", "\n\n".join(blocks))
 
 
 def page(parts: Iterable[str], footer: str) -> str:
     """The HTML page. Only the explorer's script may run, by its hash, and it may load nothing."""
-    shown: list[str] = []
-
-    def placeholder(html: str) -> str:
-        shown.append(_UNPRINTABLE.sub("\ufffd", _SVG.sub(lambda match: _in_page_colours(match.group()), html)))
-        return f"<!--shown {len(shown) - 1}-->"
-
-    text = document(parts, placeholder)
+    text = document(parts, lambda html: _SVG.sub(_in_page_colours, html))
     digest = base64.b64encode(hashlib.sha256(appendix.explorer_script().encode()).digest()).decode()
     css = (ASSETS / "page.css").read_text(encoding="utf-8")
     raw = ("-V", f"css={css}", "-V", f"scripts='sha256-{digest}'")
-    shown = _share_glyphs(shown)
-    around = _pandoc(text, "html", "page.html", footer, "--mathml", "--toc", "--toc-depth=2", *raw)
-    return re.sub("<!--shown ([0-9]+)-->", lambda match: shown[int(match[1])], around)
+    html = _pandoc(text, "html", "page.html", footer, "--mathml", "--toc", "--toc-depth=2", *raw)
+    # Every figure defines the shapes of its letters; the page has each once.
+    glyphs = {match[1]: match[0] for match in _GLYPH.finditer(html)}
+    shared = f'<svg width="0" height="0" style="position:absolute"><defs>{"".join(glyphs.values())}</defs></svg>'
+    return _GLYPH.sub("", html).replace("<main>", f"<main>\n{shared}", 1)
 
 
-def _share_glyphs(shown: list[str]) -> list[str]:
-    """The shapes of letters, which every figure defines for itself, once for all, before what is shown first."""
-    glyphs: dict[str, str] = {}
-
-    def taken(match: re.Match[str]) -> str:
-        glyphs.setdefault(match[1], match[0])
-        return ""
-
-    shown = [_GLYPH.sub(taken, html) for html in shown]
-    if glyphs:
-        defined = "".join(glyphs.values())
-        shown[0] = f'<svg width="0" height="0" style="position:absolute"><defs>{defined}</defs></svg>{shown[0]}'
-    return shown
-
-
-def _in_page_colours(svg: str) -> str:
+def _in_page_colours(svg: re.Match[str]) -> str:
     """The figure in the colours of the page's light or dark scheme, as wide as its box."""
-    names = {show.INK: "--ink", show.PAPER: "--paper", show.GRID: "--grid", show.MUTED: "--muted"}
-    for colour, name in names.items():
-        svg = svg.replace(colour, f"var({name})")
-    return re.sub(r'(<svg\b[^>]*?) width="[^"]*"( height="[^"]*")?', r"\1", svg, count=1)
+    text = svg.group()
+    for colour, name in {show.INK: "ink", show.PAPER: "paper", show.GRID: "grid", show.MUTED: "muted"}.items():
+        text = text.replace(colour, f"var(--{name})")
+    return re.sub(r'(<svg\b[^>]*?) width="[^"]*"( height="[^"]*")?', r"\1", text, count=1)
 
 
 def pdf(parts: Iterable[str], footer: str) -> bytes:
@@ -141,14 +123,12 @@ def pdf(parts: Iterable[str], footer: str) -> bytes:
     import typst
 
     with tempfile.TemporaryDirectory(prefix="aero-pdf-") as name:
-        folder = Path(name)
-        count = 0
+        folder, numbers = Path(name), itertools.count(1)
 
         def beside(match: re.Match[str]) -> str:
-            nonlocal count
-            count += 1
-            (folder / f"figure{count}.svg").write_text(match.group(), encoding="utf-8")
-            return f'<img src="figure{count}.svg" width="100%">'
+            file = f"figure{next(numbers)}.svg"
+            (folder / file).write_text(match.group(), encoding="utf-8")
+            return f'<img src="{file}" width="100%">'
 
         printed = (part for part in parts if not part.startswith('<div class="screen-only"'))
         text = document(printed, lambda html: _SVG.sub(beside, html))

@@ -22,11 +22,6 @@ COST_GROUP = "cost at the papers’ dimensions"
 _FAMILIES = {"GPT-2": GPT2, "Pythia": PYTHIA}
 
 
-def _checked(text: str, evidence: str, held: bool) -> Measurement:
-    """A measurement of printed numbers alone."""
-    return Measurement(text, PUBLISHED_ONLY, evidence, checks={"": held})
-
-
 def _each(text: str, held: dict[str, bool]) -> Measurement:
     """A measurement of several printed numbers; the one of a single number is in its text."""
     return Measurement(text, PUBLISHED_ONLY, checks=held if len(held) > 1 else {"": all(held.values())})
@@ -95,7 +90,7 @@ def largest_entropy(results: Results, contexts: list[int]) -> Measurement:
     text = "; ".join(f"T={context}: {causal_bound(context):.3f} of {max_entropy(context):.3f}" for context in contexts)
     evidence = f"row i of a causal mask has at most ln i; {exceeding} of {len(heads)} measured models exceed the bound"
     reached = any(causal_bound(context) >= max_entropy(context) for context in contexts)
-    return _checked(text, evidence, reached or exceeding > 0)
+    return Measurement(text, PUBLISHED_ONLY, evidence, checks={"": reached or exceeding > 0})
 
 
 def penalty_of_low_entropy(results: Results, context: int, share: float) -> Measurement:
@@ -106,7 +101,8 @@ def penalty_of_low_entropy(results: Results, context: int, share: float) -> Meas
     entropies = [torch.full((1, 1, 1, context), (0.5 + s * share) * maximum, dtype=torch.float64) for s in (1, -1)]
     above, below = (float(entropy_regularization(e, thresholds, gamma, "head_mean")) for e in entropies)
     evidence = f"aero.entropy.entropy_regularization, T={context}, gamma {gamma:g}: the square of either deviation"
-    return _checked(f"{below:.3f} below, {above:.3f} above", evidence, below == 0 < above)
+    text, held = f"{below:.3f} below, {above:.3f} above", below == 0 < above
+    return Measurement(text, PUBLISHED_ONLY, evidence, checks={"": held})
 
 
 # The network ----------------------------------------------------------------------------------------------------------
@@ -136,7 +132,7 @@ def ratio_of_cells(results: Results, of: str, column: str, row: str, other: str,
     one, base = (table(of).row(name).cells[column] for name in (row, other))
     low, ratio, high = _ratio(one, base)
     evidence = f"{of}: {one.text} over {base.text}, from {low:.2f} to {high:.2f}"
-    return _checked(f"{ratio:.1f}×", evidence, low <= value <= high)
+    return Measurement(f"{ratio:.1f}×", PUBLISHED_ONLY, evidence, checks={"": low <= value <= high})
 
 
 def one_number(results: Results, groups: list[list[list[str]]]) -> Measurement:
@@ -247,7 +243,7 @@ FITTED, REFITTED = "fitted configuration", "fitted configuration under SPU 0.9.5
 def bytes_over_published(results: Results, tables: list[str], row: str) -> Measurement:
     """Measured bytes of one forward pass, both directions, over the printed GB: that of the tables which is furthest
     from 1, on stock SPU and in the configuration of SPU that fits all printed bytes best."""
-    ratios: dict[str, list[float]] = {"stock SPU": [], FITTED: []}
+    ratios: dict[str, list[float]] = {"stock SPU": [], REFITTED: [], FITTED: []}
     text, evidence = [], []
     for of in tables:
         printed = table(of)
@@ -261,13 +257,13 @@ def bytes_over_published(results: Results, tables: list[str], row: str) -> Measu
             sizes[FITTED] = fitted.gigabytes
             evidence.append(f"{costs.FITS}: {fitted.configuration}")
         for name, size in sizes.items():
-            ratios.setdefault(name, []).append(size / published)
+            ratios[name].append(size / published)
         evidence.append(f"{cost.path}, {cost.program}, {cost.method}")
         text.append(f"{of}: " + ", ".join(f"{name} {size:.2f} GB" for name, size in sizes.items()))
     furthest = {
-        name: exact(max(found, key=lambda ratio: abs(math.log(ratio))))
-        for name, found in ratios.items()
-        if len(found) == len(tables) and name != REFITTED
+        name: exact(max(ratios[name], key=lambda ratio: abs(math.log(ratio))))
+        for name in ("stock SPU", FITTED)
+        if len(ratios[name]) == len(tables)
     }
     words = ", ".join(f"{name} {one.mean:.2f} of the published GB at worst" for name, one in furthest.items())
     return Measurement("; ".join((words, *text)), PAPER_DIMENSIONS, "; ".join(dict.fromkeys(evidence)), furthest)
@@ -284,9 +280,8 @@ def savings(results: Results, rows: dict[str, list[str]], quantity: str, program
         effects[name] = exact(own / base[0] if base else own)
         cost = costs.row_costs(results, table(of), row)[program]
         paths.append(f"{cost.path}, {program}, {cost.method}")
-    network = results.parameters.get("two_party", {}).get("networks", {}).get("wan", {})
-    if quantity == "latency_wan":
-        paths.append(f"WAN {network.get('bandwidth_mbit')} Mbit/s, {network.get('rtt_ms')} ms")
+    if quantity == "latency_wan" and (wan := costs.network(results, "wan")):
+        paths.append(f"WAN {wan.bandwidth_mbit} Mbit/s, {wan.rtt_ms} ms")
     text = ", ".join(f"{name} {one.mean:.2f}×" for name, one in effects.items())
     return Measurement(text, PAPER_DIMENSIONS, "; ".join(dict.fromkeys(paths)), effects)
 

@@ -39,23 +39,20 @@ def explorer_rows(results: Results) -> pd.DataFrame:
         if run["architecture"] == BASELINE and not run.get("regularizer")
     }
     for name, run in runs.items():
+        architecture = run["architecture"]
         model, context, budget = setting = _setting(run, families)
-        if run.get("regularizer") or (setting, run["architecture"]) in seen:
+        if run.get("regularizer") or (setting, architecture) in seen:
             continue
-        seen.add((setting, run["architecture"]))
+        seen.add((setting, architecture))
         found = change(trained, name, baselines[setting]).estimate if setting in baselines else None
+        model_name = f"{model}, T={context}" + (f", {budget:g}x tokens" if budget != 1 else "")
         for program in PROGRAMS:
-            cost = results.cost(run["architecture"], program, context, model)
-            if cost is not None:
+            if cost := results.cost(architecture, program, context, model):
                 minutes = (one and one / 60 for one in (cost.latency_wan, cost.latency_lan, cost.seconds))
                 amounts = (cost.bytes / GB, *minutes, cost.rounds, found and found.mean)
                 shown = (None if value is None else float(f"{value:.3g}") for value in amounts)
-                names = {
-                    "configuration": run["architecture"],
-                    "model": f"{model}, T={context}" + (f", {budget:g}x tokens" if budget != 1 else ""),
-                }
-                lines.append(names | {"program": PROGRAM_NAMES[program]} | dict(zip(AMOUNTS, shown, strict=True)))
-    return pd.DataFrame(lines)
+                lines.append((architecture, model_name, PROGRAM_NAMES[program], *shown))
+    return pd.DataFrame(lines, columns=["configuration", "model", "program", *AMOUNTS])
 
 
 def _setting(run: dict[str, Any], families: dict[str, Any]) -> tuple[str, int, float]:
@@ -99,8 +96,8 @@ CAMPAIGNS = {
 }
 
 
-def _range(value: Mapping[str, float], unit: str = "x") -> str:
-    return f"{value['median']:.2f}{unit} ({value['low']:.2f} to {value['high']:.2f})"
+def _range(value: Mapping[str, float]) -> str:
+    return f"{value['median']:.2f}x ({value['low']:.2f} to {value['high']:.2f})"
 
 
 def training_step(results: Results) -> pd.DataFrame:
@@ -226,20 +223,19 @@ def campaigns(results: Results) -> pd.DataFrame:
 
 def determinism(results: Results) -> pd.DataFrame:
     """The same training again under another condition: whether all values are equal, and the largest difference."""
-    groups: dict[tuple[str, str], list[dict[str, Any]]] = {}
-    for line in results.json("robustness/determinism.json").get("comparisons", ()):
-        groups.setdefault((line["scale"], line["compared"]), []).append(line)
+    columns = ["scale", "compared", "identical", "loss", "perplexity", "entropy"]
+    lines = pd.DataFrame(results.json("robustness/determinism.json").get("comparisons", ()), columns=columns)
     return pd.DataFrame(
         {
             "scale": scale,
             "compared": compared,
-            "bit for bit": f"{sum(line['identical'] for line in lines)} of {len(lines)}",
+            "bit for bit": f"{of.identical.sum()} of {len(of)}",
             **{
-                f"largest difference, {what}": f"{max(line[what] for line in lines):.1e}".replace("0.0e+00", "0")
+                f"largest difference, {what}": f"{of[what].max():.1e}".replace("0.0e+00", "0")
                 for what in ("loss", "perplexity", "entropy")
             },
         }
-        for (scale, compared), lines in groups.items()
+        for (scale, compared), of in lines.groupby(["scale", "compared"], sort=False)
     )
 
 

@@ -44,11 +44,9 @@ SERIES = {
     "sm-r": "#009e73",
     "sm": "#cc79a7",
 }
-PAGE = 174 / 25.4
-"""Text width of the printed page in inches (assets/page.typ): a wider drawing is shrunk to it, with its text."""
 _MARGIN = 0.04
-WIDTH = PAGE - 2 * _MARGIN
-"""Figure width in inches, such that with the margin around it the figure fills the printed page."""
+WIDTH = 174 / 25.4 - 2 * _MARGIN
+"""Figure width in inches: with the margin around it the figure fills the printed page (assets/page.typ)."""
 
 rcParams.update(
     {

@@ -215,8 +215,9 @@ def change(results: Results, run: str, base: str, base_name: str = "") -> Change
     note, all_failed = "; ".join(notes), all(failed(results, one) for one in own)
     if not logs:
         return Change(None, note, all_failed)
-    deviation, freedom = pooled_deviation(results)
-    return Change(_in_per_cent(interval(logs, deviation, freedom)), note)
+    log = interval(logs, *pooled_deviation(results))
+    mean, low, high = (None if one is None else 100 * math.expm1(one) for one in (log.mean, log.low, log.high))
+    return Change(Estimate(mean, low, high, log.seeds), note)
 
 
 @cache
@@ -241,8 +242,3 @@ def registered(results: Results) -> list[dict[str, Any]]:
 def _log_ratios(results: Results, run: str, base: str) -> dict[int, float]:
     own, other = trained(results, run), trained(results, base)
     return {seed: math.log(own[seed] / other[seed]) for seed in sorted(own) if seed in other}
-
-
-def _in_per_cent(log: Estimate) -> Estimate:
-    low, high = (None if end is None else 100 * math.expm1(end) for end in (log.low, log.high))
-    return Estimate(100 * math.expm1(log.mean), low, high, log.seeds)

@@ -15,7 +15,7 @@ from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cache
-from pathlib import Path, PurePosixPath
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -93,8 +93,8 @@ class Run:
 
     def logged(self, quantity: str) -> pd.DataFrame:
         """The finite values of a quantity by step: one column, or one a layer; steps without any are left out."""
-        names = [name for name in self.curves if re.fullmatch(rf"{quantity}((_layer)?_\d+)?", name)]
-        columns = {name: self.curves[name] for name in names}
+        pattern = re.compile(rf"{quantity}((_layer)?_\d+)?")
+        columns = {name: values for name, values in self.curves.items() if pattern.fullmatch(name)}
         frame = pd.DataFrame(columns, index=self.curves.get("step", []), dtype=float)
         return frame.where(np.isfinite(frame)).dropna(how="all")
 
@@ -107,7 +107,7 @@ class Run:
         return self.metrics.get("provenance") or {}
 
     @property
-    def recipe(self) -> tuple[str, ...]:
+    def recipe(self) -> str:
         """What two seeds must have in common to be averaged: architecture, sizes, corpus, tokenizer, training."""
         train = self.metrics.get("train") or {}
         train_defaults = {name: f.default for name, f in TrainParameters.model_fields.items()}
@@ -118,7 +118,7 @@ class Run:
             _changed({k: v for k, v in train.items() if k not in BOOKKEEPING}, train_defaults),
             *(self.provenance.get(f"{name}_sha256") for name in ("corpus", "tokenizer")),
         ]
-        return tuple(json.dumps(value, sort_keys=True) for value in values)
+        return json.dumps(values, sort_keys=True)
 
 
 def _changed(values: dict[str, Any], defaults: dict[str, Any]) -> dict[str, Any]:
@@ -149,14 +149,9 @@ class Cost:
     more: dict[str, str] = field(default_factory=dict)
 
     @property
-    def key(self) -> CostKey:
-        return self.architecture, self.model, self.context, self.program
-
-    @property
     def operations_path(self) -> str:
         """The file of its operations: ops.csv beside rows.csv, all_ops.csv beside all_rows.csv."""
-        own = PurePosixPath(self.path)
-        return str(own.with_name(own.name.replace("rows", "ops")))
+        return self.path.replace("rows.csv", "ops.csv")
 
 
 @dataclass(frozen=True, eq=False)
@@ -180,8 +175,7 @@ class Results:
 
     def first(self, run: str) -> Run | None:
         """The training of `run` with the default seed, else the first."""
-        seeds = self.seeds(run)
-        return next((r for r in seeds if r.seed == DEFAULT_SEED), seeds[0] if seeds else None)
+        return min(self.seeds(run), key=lambda one: one.seed != DEFAULT_SEED, default=None)
 
     def perplexity(self, run: str, scale: str | None = None) -> dict[int, float]:
         """Evaluation perplexity by seed, diverged trainings left out."""
@@ -260,12 +254,9 @@ def load(root: Path | str | None = None, scale: str | None = None) -> Results:
     if not scale:
         active = parameters.get("scale")
         scale = active if active in present else next((s for s in SCALES if s in present), active)
-    costs: dict[CostKey, Cost] = {}
-    for folder in (root / "results" / "two_party", root / "runs" / "two_party"):
-        for name in ("all_rows.csv", "rows.csv"):
-            costs |= {cost.key: cost for cost in read_costs(folder / name, root, problems)}
-    sessions = (FITTED.with_name("fitted_figure15_rows.csv"), FITTED)
-    fitted = {cost.key: cost for path in sessions for cost in read_costs(root / path, root, problems)}
+    measured = [f"{top}/two_party/{name}" for top in ("results", "runs") for name in ("all_rows.csv", "rows.csv")]
+    costs = _costs(root, measured, problems)
+    fitted = _costs(root, [str(FITTED.with_name("fitted_figure15_rows.csv")), str(FITTED)], problems)
     return Results(root, str(scale), runs, costs, tuple(problems), parameters, fitted)
 
 
@@ -359,21 +350,25 @@ def _of_one_recipe(group: Sequence[Run], parameters: Parameters, problems: list[
     return tuple(run for run in group if run.recipe == reference.recipe)
 
 
-def read_costs(path: Path, root: Path, problems: list[str]) -> Iterator[Cost]:
-    """The costs of a file of rows; a line that is no cost is added to `problems`."""
-    place = str(path.relative_to(root))
-    fields = ("messages", "rounds", "seconds", "latency_wan_s", "latency_lan_s", "max_logit_error")
-    for number, row in enumerate(read_csv(path), start=2):
-        try:
-            names = row["architecture"], row["model"], int(row["context"]), row["program"]
-            size, parts = float(row["bytes"]), [_optional(row.get(f"bytes_{side}")) for side in ("client", "server")]
-            if None not in parts and not math.isclose(size, sum(parts), rel_tol=1e-6):
-                raise ValueError(f"bytes is {size:.0f}, not the sum of bytes_client and bytes_server")
-            amounts = {key.removesuffix("_s"): _optional(row.get(key)) for key in fields}
-        except (KeyError, TypeError, ValueError) as error:
-            problems.append(f"{place}, line {number}: not a cost ({cut(repr(error), 200)})")
-            continue
-        yield Cost(*names, bytes=size, **amounts, method=row.get("method") or "", path=place, more=row)
+def _costs(root: Path, places: Iterable[str], problems: list[str]) -> dict[CostKey, Cost]:
+    """The costs of files of rows, the last one of each; a line that is no cost is added to `problems`."""
+    found: dict[CostKey, Cost] = {}
+    for place in places:
+        for number, row in enumerate(read_csv(root / place), start=2):
+            try:
+                key = row["architecture"], row["model"], int(row["context"]), row["program"]
+                found[key] = Cost(*key, **_amounts(row), method=row.get("method") or "", path=place, more=row)
+            except (KeyError, TypeError, ValueError) as error:
+                problems.append(f"{place}, line {number}: not a cost ({cut(repr(error), 200)})")
+    return found
+
+
+def _amounts(row: Mapping[str, str]) -> dict[str, float | None]:
+    size, parts = float(row["bytes"]), [_optional(row.get(f"bytes_{side}")) for side in ("client", "server")]
+    if None not in parts and not math.isclose(size, sum(parts), rel_tol=1e-6):
+        raise ValueError(f"bytes is {size:.0f}, not the sum of bytes_client and bytes_server")
+    names = ("messages", "rounds", "seconds", "latency_wan_s", "latency_lan_s", "max_logit_error")
+    return {"bytes": size} | {name.removesuffix("_s"): _optional(row.get(name)) for name in names}
 
 
 def _number(value: Any) -> float:

@@ -26,7 +26,6 @@ from aero.report.statistics import change, evidence
 BASELINE = "SM+LN+G"
 PERPLEXITY = "perplexity over SM+LN+G, %"
 AMOUNTS = ("GB", "WAN minutes", "LAN minutes", "computing minutes", "rounds", PERPLEXITY)
-CLAIM_COLUMNS = ("paper", "where", "claim", "published", "measured", "verdict")
 
 
 def explorer_rows(results: Results) -> pd.DataFrame:
@@ -67,14 +66,11 @@ def explorer_script() -> str:
 
 
 def explorer(results: Results, claims: pd.DataFrame) -> show.HTML:
-    """HTML of the table of rows and the table of claims (frame with at least `CLAIM_COLUMNS`)."""
-    frame = explorer_rows(results)
-    data = {
-        "row_columns": list(frame.columns),
-        "rows": json.loads(frame.to_json(orient="records")),
-        "claim_columns": list(CLAIM_COLUMNS),
-        "claims": json.loads(claims[list(CLAIM_COLUMNS)].to_json(orient="records")),
-    }
+    """HTML of the table of rows and the table of claims, a frame as of `claims.judge`."""
+    columns = ["paper", "where", "claim", "published", "measured", "verdict"]
+    shown = {"row": explorer_rows(results), "claim": claims[columns]}
+    data = {f"{name}s": json.loads(frame.to_json(orient="records")) for name, frame in shown.items()}
+    data |= {f"{name}_columns": list(frame.columns) for name, frame in shown.items()}
     embedded = json.dumps(data).replace("<", "\\u003c").replace("&", "\\u0026")
     return show.HTML(
         '<div class="screen-only" id="explorer-tables"></div>\n'

@@ -175,15 +175,13 @@ def growth_with_depth(results: Results) -> Figure:
     colours = {"as_written": show.AS_WRITTEN, "tuned": show.TUNED}
     for axes, key, unit, label in ((panels[0], "bytes", 1e6, "MB"), (panels[1], "seconds", 1, "seconds")):
         for line in lines:
-            sizes = [point["size"] for point in line["points"]]
-            dash, program = "-" if line["architecture"] == "SM+LN+G" else "--", line["program"]
-            axes.plot(sizes, [point[key] / unit for point in line["points"]], dash, marker="o", markersize=5,
+            points, program = pd.DataFrame(line["points"]), line["program"]
+            dash = "-" if line["architecture"] == "SM+LN+G" else "--"
+            axes.plot(points["size"], points[key] / unit, dash, marker="o", markersize=5,
                       color=colours.get(program, show.MUTED),
                       label=f"{line['architecture']}, {PROGRAM_NAMES.get(program, program)}")  # fmt: skip
-            axes.plot(sizes, [point[f"composed_{key}"] / unit for point in line["points"]], "x", color=show.INK,
-                      markersize=5)  # fmt: skip
-        sizes = [point["size"] for point in lines[0]["points"]]
-        axes.set_xticks(sizes)
+            axes.plot(points["size"], points[f"composed_{key}"] / unit, "x", color=show.INK, markersize=5)
+        axes.set_xticks(points["size"])
         axes.set(xlabel="layers", ylabel=label, ylim=(0, None))
         axes.grid()
     panels[1].plot([], [], "x", color=show.INK, markersize=5, label="sum of operations")

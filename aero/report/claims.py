@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import dataclasses
 import inspect
+import itertools
 import json
 import re
 from functools import cache
@@ -122,14 +123,15 @@ def deciding_scale(results: Results, claim: Claim) -> tuple[str, list[str]]:
     runs = compared_runs(results, claim)
     if not runs or results.scale == SMOKE_TEST:
         return results.scale, []
-    enough, fewer = [], []
-    for scale in results.scales:
-        common = set.intersection(*({run.seed for run in results.seeds(name, scale)} for name in runs))
-        if scale != SMOKE_TEST and common:
-            (enough if len(common) >= 2 else fewer).append(scale)
+    common = {
+        scale: len(set.intersection(*({run.seed for run in results.seeds(name, scale)} for name in runs)))
+        for scale in results.scales
+        if scale != SMOKE_TEST
+    }
+    enough = [scale for scale, seeds in common.items() if seeds >= 2]
     chosen = next((s for s in enough if not _fails_gate(results, claim, s)), enough[0] if enough else results.scale)
-    order = results.scales
-    return chosen, [s for s in fewer if chosen not in order or order.index(s) < order.index(chosen)]
+    larger = itertools.takewhile(lambda scale: scale != chosen, common)
+    return chosen, [scale for scale in larger if common[scale] == 1]
 
 
 def contradicted(results: Results, paper: str) -> pd.DataFrame:

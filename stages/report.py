@@ -46,7 +46,7 @@ def main(arguments: list[str]) -> None:
     for path in (root / tables.FOLDER).glob("*.csv"):
         if path.relative_to(root) not in texts:
             path.unlink()
-    decided = ", ".join(f"{count} {verdict}" for verdict, count in claims.counts(judged).sum().items() if count)
+    decided = ", ".join(f"{count} {verdict}" for verdict, count in claims.counts(judged).items() if count)
     print(f"reports/report.html, reports/report.pdf: scale {results.scale}; claims: {decided}")
     for problem in results.problems:
         print(f"left out: {problem}")

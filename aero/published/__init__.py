@@ -8,8 +8,10 @@ Nothing here is measured or derived: a cell holds what is printed, its unit and 
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass, field
-from functools import cache
+from functools import cache, reduce
+from operator import getitem
 from pathlib import Path
 from typing import Any
 
@@ -69,8 +71,8 @@ class Row:
 
     name: str
     group: str
-    run: str | None
     cells: dict[str, Cell]
+    run: str | None = None
     runs: dict[str, str] = field(default_factory=dict)
     setting: dict[str, Any] = field(default_factory=dict)
 
@@ -130,7 +132,7 @@ class Claim:
     published: str
     kind: str = "claim"
     version: str = ""
-    merges: tuple[str, ...] = ()
+    merges: Sequence[str] = ()
 
 
 @dataclass(frozen=True)
@@ -146,19 +148,16 @@ class Paper:
 @cache
 def load(short: str) -> Paper:
     """The printed numbers of the paper called `short` ("aero")."""
-    path = _FOLDER / f"{short}.yaml"
-    values = yaml_of(text_of(path))
+    values, claims = (yaml_of(text_of(_FOLDER / f"{short}{end}.yaml")) for end in ("", "_claims"))
     facts = values["paper"]
     tables = {str(number): _table(short, str(number), table) for number, table in values["tables"].items()}
-    claims_path = path.with_name(f"{short}_claims.yaml")
-    claims = yaml_of(text_of(claims_path)) if claims_path.is_file() else []
     version = facts.get("version", "")
     return Paper(short, facts, tables, tuple(_claim({"version": version} | entry) for entry in claims))
 
 
 def known_papers() -> tuple[str, ...]:
     """Short names of the papers whose numbers are here."""
-    return tuple(sorted(path.stem for path in _FOLDER.glob("*.yaml") if not path.stem.endswith("_claims")))
+    return tuple(sorted(path.stem.removesuffix("_claims") for path in _FOLDER.glob("*_claims.yaml")))
 
 
 def table(address: str) -> Table:
@@ -169,36 +168,29 @@ def table(address: str) -> Table:
 
 def fact(short: str, place: str) -> dict[str, Any]:
     """What a paper says outside its tables, by its place in the paper's file: "regularizer.gamma_text"."""
-    found = load(short).facts
-    for key in place.split("."):
-        found = found[key]
-    return found
+    return reduce(getitem, place.split("."), load(short).facts)
 
 
 def _table(short: str, number: str, values: dict[str, Any]) -> Table:
     columns = {str(key): Column(str(key), **column) for key, column in values["columns"].items()}
-    rows = tuple(_row(row, columns) for row in values["rows"])
+    rows = tuple(_row(columns, **{"notes": {}} | row) for row in values["rows"])
     return Table(**{"paper": short, "number": number} | values | {"columns": columns, "rows": rows})
 
 
-def _row(values: dict[str, Any], columns: dict[str, Column]) -> Row:
-    cells, notes = values["cells"], values.get("notes", {})
+def _row(columns: dict[str, Column], row: str, cells: dict[str, Any], notes: dict[str, str], **more: Any) -> Row:
     found = {key: _cell(column, cells[key], notes.get(key, "")) for key, column in columns.items()}
-    more = values.get("runs", {}), values.get("setting", {})
-    return Row(values["row"], values["group"], values.get("run"), found, *more)
+    return Row(row, cells=found, **more)
 
 
 def _cell(column: Column, value: Any, note: str) -> Cell:
     if isinstance(value, list):
         operations = tuple(NonlinearOperation(name, count, *shape) for name, count, shape in value)
         return Cell(column, operations=operations, note=note)
-    if value is None or value == "NaN":
-        return Cell(column, value and math.nan, note=note)
-    return Cell(column, float(value), note=note)
+    return Cell(column, None if value is None else float(value), note=note)
 
 
 def _claim(entry: dict[str, Any]) -> Claim:
     """Quantity and rule are a name, or a name with its parameters."""
-    named = {key: entry[key] if isinstance(entry[key], dict) else {entry[key]: {}} for key in ("quantity", "rule")}
-    named = {key: next(iter(one.items())) for key, one in named.items()}
-    return Claim(**entry | named | {"merges": tuple(entry.get("merges", ()))})
+    both = {key: entry[key] for key in ("quantity", "rule")}
+    named = {key: next(iter(one.items())) if isinstance(one, dict) else (one, {}) for key, one in both.items()}
+    return Claim(**entry | named)

@@ -23,11 +23,9 @@ from aero.report.statistics import change, evidence
 
 # The explorer ---------------------------------------------------------------------------------------------------------
 
-
 BASELINE = "SM+LN+G"
 PERPLEXITY = "perplexity over SM+LN+G, %"
 AMOUNTS = ("GB", "WAN minutes", "LAN minutes", "computing minutes", "rounds", PERPLEXITY)
-CLAIM_COLUMNS = ("paper", "where", "claim", "published", "measured", "verdict")
 
 
 def explorer_rows(results: Results) -> pd.DataFrame:
@@ -40,23 +38,20 @@ def explorer_rows(results: Results) -> pd.DataFrame:
         if run["architecture"] == BASELINE and not run.get("regularizer")
     }
     for name, run in runs.items():
+        architecture = run["architecture"]
         model, context, budget = setting = _setting(run, families)
-        if run.get("regularizer") or (setting, run["architecture"]) in seen:
+        if run.get("regularizer") or (setting, architecture) in seen:
             continue
-        seen.add((setting, run["architecture"]))
+        seen.add((setting, architecture))
         found = change(trained, name, baselines[setting]).estimate if setting in baselines else None
+        model_name = f"{model}, T={context}" + (f", {budget:g}x tokens" if budget != 1 else "")
         for program in PROGRAMS:
-            cost = results.cost(run["architecture"], program, context, model)
-            if cost is not None:
-                amounts = (cost.bytes / GB, _minutes(cost.latency_wan), _minutes(cost.latency_lan))
-                amounts += (_minutes(cost.seconds), cost.rounds, None if found is None else found.mean)
+            if cost := results.cost(architecture, program, context, model):
+                minutes = (one and one / 60 for one in (cost.latency_wan, cost.latency_lan, cost.seconds))
+                amounts = (cost.bytes / GB, *minutes, cost.rounds, found and found.mean)
                 shown = (None if value is None else float(f"{value:.3g}") for value in amounts)
-                names = {
-                    "configuration": run["architecture"],
-                    "model": f"{model}, T={context}" + (f", {budget:g}x tokens" if budget != 1 else ""),
-                }
-                lines.append(names | {"program": PROGRAM_NAMES[program]} | dict(zip(AMOUNTS, shown, strict=True)))
-    return pd.DataFrame(lines)
+                lines.append((architecture, model_name, PROGRAM_NAMES[program], *shown))
+    return pd.DataFrame(lines, columns=["configuration", "model", "program", *AMOUNTS])
 
 
 def _setting(run: dict[str, Any], families: dict[str, Any]) -> tuple[str, int, float]:
@@ -65,24 +60,17 @@ def _setting(run: dict[str, Any], families: dict[str, Any]) -> tuple[str, int, f
     return model, context, float(run.get("budget", 1))
 
 
-def _minutes(seconds: float | None) -> float | None:
-    return None if seconds is None else seconds / 60
-
-
 def explorer_script() -> str:
     """The explorer's script; the page allows this one by its hash."""
     return (Path(__file__).parent / "assets" / "explorer.js").read_text(encoding="utf-8")
 
 
 def explorer(results: Results, claims: pd.DataFrame) -> show.HTML:
-    """HTML of the table of rows and the table of claims (frame with at least `CLAIM_COLUMNS`)."""
-    frame = explorer_rows(results)
-    data = {
-        "row_columns": list(frame.columns),
-        "rows": json.loads(frame.to_json(orient="records")),
-        "claim_columns": list(CLAIM_COLUMNS),
-        "claims": json.loads(claims[list(CLAIM_COLUMNS)].to_json(orient="records")),
-    }
+    """HTML of the table of rows and the table of claims, a frame as of `claims.judge`."""
+    columns = ["paper", "where", "claim", "published", "measured", "verdict"]
+    shown = {"row": explorer_rows(results), "claim": claims[columns]}
+    data = {f"{name}s": json.loads(frame.to_json(orient="records")) for name, frame in shown.items()}
+    data |= {f"{name}_columns": list(frame.columns) for name, frame in shown.items()}
     embedded = json.dumps(data).replace("<", "\\u003c").replace("&", "\\u0026")
     return show.HTML(
         '<div class="screen-only" id="explorer-tables"></div>\n'
@@ -94,7 +82,6 @@ def explorer(results: Results, claims: pd.DataFrame) -> show.HTML:
 
 # A ratio is ours over the other's, medians of interleaved repeats with their range. A missing file: an empty frame.
 
-
 CAMPAIGNS = {
     "fuzz": "damaged input",
     "faults": "faults during the pipeline",
@@ -105,8 +92,8 @@ CAMPAIGNS = {
 }
 
 
-def _range(value: Mapping[str, float], unit: str = "x") -> str:
-    return f"{value['median']:.2f}{unit} ({value['low']:.2f} to {value['high']:.2f})"
+def _range(value: Mapping[str, float]) -> str:
+    return f"{value['median']:.2f}x ({value['low']:.2f} to {value['high']:.2f})"
 
 
 def training_step(results: Results) -> pd.DataFrame:
@@ -188,15 +175,13 @@ def growth_with_depth(results: Results) -> Figure:
     colours = {"as_written": show.AS_WRITTEN, "tuned": show.TUNED}
     for axes, key, unit, label in ((panels[0], "bytes", 1e6, "MB"), (panels[1], "seconds", 1, "seconds")):
         for line in lines:
-            sizes = [point["size"] for point in line["points"]]
-            dash, program = "-" if line["architecture"] == "SM+LN+G" else "--", line["program"]
-            axes.plot(sizes, [point[key] / unit for point in line["points"]], dash, marker="o", markersize=5,
+            points, program = pd.DataFrame(line["points"]), line["program"]
+            dash = "-" if line["architecture"] == "SM+LN+G" else "--"
+            axes.plot(points["size"], points[key] / unit, dash, marker="o", markersize=5,
                       color=colours.get(program, show.MUTED),
                       label=f"{line['architecture']}, {PROGRAM_NAMES.get(program, program)}")  # fmt: skip
-            axes.plot(sizes, [point[f"composed_{key}"] / unit for point in line["points"]], "x", color=show.INK,
-                      markersize=5)  # fmt: skip
-        sizes = [point["size"] for point in lines[0]["points"]]
-        axes.set_xticks(sizes)
+            axes.plot(points["size"], points[f"composed_{key}"] / unit, "x", color=show.INK, markersize=5)
+        axes.set_xticks(points["size"])
         axes.set(xlabel="layers", ylabel=label, ylim=(0, None))
         axes.grid()
     panels[1].plot([], [], "x", color=show.INK, markersize=5, label="sum of operations")
@@ -232,20 +217,19 @@ def campaigns(results: Results) -> pd.DataFrame:
 
 def determinism(results: Results) -> pd.DataFrame:
     """The same training again under another condition: whether all values are equal, and the largest difference."""
-    groups: dict[tuple[str, str], list[dict[str, Any]]] = {}
-    for line in results.json("robustness/determinism.json").get("comparisons", ()):
-        groups.setdefault((line["scale"], line["compared"]), []).append(line)
+    columns = ["scale", "compared", "identical", "loss", "perplexity", "entropy"]
+    lines = pd.DataFrame(results.json("robustness/determinism.json").get("comparisons", ()), columns=columns)
     return pd.DataFrame(
         {
             "scale": scale,
             "compared": compared,
-            "bit for bit": f"{sum(line['identical'] for line in lines)} of {len(lines)}",
+            "bit for bit": f"{of.identical.sum()} of {len(of)}",
             **{
-                f"largest difference, {what}": f"{max(line[what] for line in lines):.1e}".replace("0.0e+00", "0")
+                f"largest difference, {what}": f"{of[what].max():.1e}".replace("0.0e+00", "0")
                 for what in ("loss", "perplexity", "entropy")
             },
         }
-        for (scale, compared), lines in groups.items()
+        for (scale, compared), of in lines.groupby(["scale", "compared"], sort=False)
     )
 
 

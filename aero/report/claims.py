@@ -7,7 +7,10 @@ The few numbers that the report's first sentences state, and those that DVC list
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Iterator
+import inspect
+import itertools
+import json
+import re
 from functools import cache
 from math import log, nan
 from typing import Any
@@ -16,19 +19,7 @@ import pandas as pd
 
 from aero.entropy import causal_bound
 from aero.published import Claim, known_papers, load
-from aero.report import printed, trainings, verdicts
-from aero.report.costs import (
-    COST_TABLES,
-    GB,
-    OPTIMISED,
-    STOCK,
-    audit,
-    fits,
-    published_bound,
-    row_costs,
-    saving,
-    wan_minutes,
-)
+from aero.report import costs, printed, trainings, verdicts
 from aero.report.papers import parallel_context, variance_search, variance_theory
 from aero.report.papers.variance_theory import load_theory
 from aero.report.results import SMOKE_TEST, Results
@@ -37,9 +28,13 @@ from aero.report.verdicts import VERDICTS, Decision, Measurement
 
 OWN = "own variations"
 """Claims of no paper."""
-GROUPS = (trainings.GROUP, printed.COST_GROUP, printed.GROUP, "paper self-consistency", OWN)
-"""What a claim rests on."""
-_MODULES = (trainings, printed, variance_search, variance_theory, parallel_context)
+_QUANTITIES = {
+    name: function
+    for module in (trainings, printed, variance_search, variance_theory, parallel_context)
+    for name, function in inspect.getmembers(module, inspect.isfunction)
+    if function.__module__ == module.__name__
+}
+"""What a claim can be about, by name."""
 
 
 def judge(results: Results, *papers: str) -> pd.DataFrame:
@@ -53,7 +48,7 @@ def _decided(results: Results, paper: str) -> list[dict[str, Any]]:
     for claim in load(paper).claims:
         found = decide(results, claim)
         (quantity, values), (rule, limits) = claim.quantity, claim.rule
-        test = (verdicts.text(_quantity(quantity), values), verdicts.text(verdicts.RULES[rule], limits))
+        test = (verdicts.text(_QUANTITIES[quantity], values), verdicts.text(verdicts.RULES[rule], limits))
         rows.append(
             {
                 "id": claim.id,
@@ -99,44 +94,24 @@ def _fails_gate(results: Results, claim: Claim, scale: str) -> str:
 
 def _measure(results: Results, claim: Claim) -> Measurement:
     name, parameters = claim.quantity
-    return _quantity(name)(results, **parameters)
-
-
-def _quantity(name: str) -> Callable[..., Measurement]:
-    """The public function of that name in one of `_MODULES`; KeyError if there is none."""
-    for module in _MODULES:
-        function = vars(module).get(name)
-        if callable(function) and function.__module__ == module.__name__:
-            return function
-    raise KeyError(f"no quantity {name!r}")
+    return _QUANTITIES[name](results, **parameters)
 
 
 def _group(claim: Claim) -> str:
+    """What a claim rests on."""
     if claim.kind == "own":
         return OWN
     if claim.rule[0] == "paper_self_consistency":
         return "paper self-consistency"
-    function = _quantity(claim.quantity[0])
-    if function in printed.COSTS:
-        return printed.COST_GROUP
-    return next(module.GROUP for module in _MODULES if module.__name__ == function.__module__)
+    function = _QUANTITIES[claim.quantity[0]]
+    return printed.COST_GROUP if function in printed.COSTS else inspect.getmodule(function).GROUP
 
 
 def compared_runs(results: Results, claim: Claim) -> tuple[str, ...]:
     """The runs of params.yaml that a claim compares."""
     known = results.parameters.get("runs") or {}
-    return tuple(dict.fromkeys(name for name in texts(claim.quantity[1]) if name in known))
-
-
-def texts(value: Any) -> Iterator[str]:
-    """All texts in the parameters of a quantity."""
-    if isinstance(value, str):
-        yield value
-    elif isinstance(value, dict):
-        yield from texts(list(value.values()))
-    elif isinstance(value, list):
-        for one in value:
-            yield from texts(one)
+    words = re.findall('"([^"]*)"', json.dumps(claim.quantity[1]))
+    return tuple(dict.fromkeys(word for word in words if word in known))
 
 
 def deciding_scale(results: Results, claim: Claim) -> tuple[str, list[str]]:
@@ -148,14 +123,15 @@ def deciding_scale(results: Results, claim: Claim) -> tuple[str, list[str]]:
     runs = compared_runs(results, claim)
     if not runs or results.scale == SMOKE_TEST:
         return results.scale, []
-    enough, fewer = [], []
-    for scale in results.scales:
-        common = set.intersection(*({run.seed for run in results.seeds(name, scale)} for name in runs))
-        if scale != SMOKE_TEST and common:
-            (enough if len(common) >= 2 else fewer).append(scale)
+    common = {
+        scale: len(set.intersection(*({run.seed for run in results.seeds(name, scale)} for name in runs)))
+        for scale in results.scales
+        if scale != SMOKE_TEST
+    }
+    enough = [scale for scale, seeds in common.items() if seeds >= 2]
     chosen = next((s for s in enough if not _fails_gate(results, claim, s)), enough[0] if enough else results.scale)
-    order = results.scales
-    return chosen, [s for s in fewer if chosen not in order or order.index(s) < order.index(chosen)]
+    larger = itertools.takewhile(lambda scale: scale != chosen, common)
+    return chosen, [scale for scale in larger if common[scale] == 1]
 
 
 def contradicted(results: Results, paper: str) -> pd.DataFrame:
@@ -166,27 +142,23 @@ def contradicted(results: Results, paper: str) -> pd.DataFrame:
     return found if len(found) else pd.DataFrame([dict.fromkeys(found.columns, "–") | {"claim": "none"}])
 
 
-def counts(judged: pd.DataFrame) -> pd.DataFrame:
-    """How many claims got each verdict (columns), by what they rest on (rows)."""
-    found = pd.crosstab(judged.group, judged.verdict)
-    return found.reindex(index=GROUPS, columns=VERDICTS, fill_value=0)
+def counts(judged: pd.DataFrame) -> dict[str, int]:
+    """How many claims got each verdict."""
+    return {verdict: int((judged.verdict == verdict).sum()) for verdict in VERDICTS}
 
 
 # Headline numbers -----------------------------------------------------------------------------------------------------
 
 
-METRIC_RUNS = ("sm-ln-g", "sm-ln-r", "sm-r", "sm", "sm-scfuffn", "ereg-smt-scfuffn")
-METRIC_ROWS = ("SM+LN+G", "SM+ScFuFFN")
-
-
 def summary(results: Results, judged: pd.DataFrame) -> dict[str, dict[str, float]]:
     """Claims by verdict, mean perplexity of some runs at the report's scale, GB of two optimised private passes."""
-    perplexity = {name: estimate(results.perplexity(name)) for name in METRIC_RUNS}
-    costs = {row: results.cost(row, "tuned") for row in METRIC_ROWS}
+    runs = ("sm-ln-g", "sm-ln-r", "sm-r", "sm", "sm-scfuffn", "ereg-smt-scfuffn")
+    perplexity = {name: estimate(results.perplexity(name)) for name in runs}
+    passes = {row: results.cost(row, costs.OPTIMISED) for row in ("SM+LN+G", "SM+ScFuFFN")}
     return {
-        "claims": {str(verdict): int(count) for verdict, count in counts(judged).sum().items()},
+        "claims": counts(judged),
         f"perplexity_{results.scale}": {name: round(found.mean, 4) for name, found in perplexity.items() if found},
-        "gigabytes": {row: round(cost.bytes / GB, 3) for row, cost in costs.items() if cost},
+        "gigabytes": {row: round(cost.bytes / costs.GB, 3) for row, cost in passes.items() if cost},
     }
 
 
@@ -195,17 +167,16 @@ AERO = "SM+ScFuFFNi_6"
 
 def headline(results: Results) -> dict[str, Any]:
     """The numbers of the report's first sentences; NaN where nothing was measured."""
-    table, fitted = load("aero").tables["4"], fits(results)
-    base = table.rows[0].name
+    tables, fitted = load("aero").tables, costs.fits(results)
+    table, base = tables["4"], tables["4"].rows[0].name
     found = [fitted.get(("4", row)) for row in (base, AERO)]
-    own = audit(results, table, AERO, "bytes")
-    printed = [(load("aero").tables[number], row) for number in COST_TABLES for row in load("aero").tables[number].rows]
-    bounds = [(published_bound(one, row.name), row.cells["latency"].value) for one, row in printed]
-    possible = [bound.overlapped <= minutes for bound, minutes in bounds]
-    stock = [wan_minutes(results, row_costs(results, one, row.name).get(STOCK)) for one, row in printed]
-    too_short = [
-        bound.overlapped + own.rounds > minutes for (bound, minutes), own in zip(bounds, stock, strict=True) if own
-    ]
+    own = costs.audit(results, table, AERO, "bytes")
+    impossible = impossible_with_rounds = 0
+    for one, row in ((tables[number], row) for number in costs.COST_TABLES for row in tables[number].rows):
+        least, minutes = costs.published_bound(one, row.name).overlapped, row.cells["latency"].value
+        stock = costs.wan_minutes(results, costs.row_costs(results, one, row.name).get(costs.STOCK))
+        impossible += least > minutes
+        impossible_with_rounds += stock is not None and least + stock.rounds > minutes
     trained = evidence(results)
     seeds = trained.seeds("sm-ln-g")
     printed_changes = {(one["run"], one["against"]): one["published"] for one in registered(results)}
@@ -215,7 +186,6 @@ def headline(results: Results) -> dict[str, Any]:
         shown = "not measured" if found is None else f"{found.text(0, signed=True)} %"
         return shown if published is None else f"{shown} (paper: {published:+.0f} %)".replace(": -", ": −")
 
-    context = table.dimensions["context"]
     theory = load_theory(results)
     slopes = theory.tables["softmax"] if theory else pd.DataFrame(columns=["slope", "theorem_slope", "slope_error"])
     wrong = (slopes["theorem_slope"] - slopes["slope"]).abs() > 4.5 * slopes["slope_error"] + 1e-3
@@ -227,13 +197,13 @@ def headline(results: Results) -> dict[str, Any]:
         "saving_fitted": found[0].gigabytes / found[1].gigabytes if all(found) else nan,
         "saving_stock": own.as_written or nan,
         "saving_optimised": own.tuned or nan,
-        "saving_unfused": saving(results, table, "SM+ScFFN", OPTIMISED, "bytes") or nan,
+        "saving_unfused": costs.saving(results, table, "SM+ScFFN", costs.OPTIMISED, "bytes") or nan,
         "saving_gelu": own.by_gelu or nan,
         "saving_architecture": own.one_gelu or nan,
-        "impossible": possible.count(False),
-        "impossible_with_rounds": too_short.count(True),
+        "impossible": impossible,
+        "impossible_with_rounds": impossible_with_rounds,
         "minutes": table.value(base, "latency"),
-        "needed_minutes": published_bound(table, base).overlapped,
+        "needed_minutes": costs.published_bound(table, base).overlapped,
         "scale": trained.scale,
         "seeds": "1 seed" if len(seeds) == 1 else f"up to {len(seeds)} seeds",
         "tokens": seeds[0].metrics["tokens"] / 1e6 if seeds else nan,
@@ -247,6 +217,6 @@ def headline(results: Results) -> dict[str, Any]:
         "slopes": len(wrong),
         "wrong_slopes": int(wrong.sum()),
         "gate": gate(trained, "sm-ln-g"),
-        "log_t": log(context),
-        "causal": causal_bound(context),
+        "log_t": log(table.dimensions["context"]),
+        "causal": causal_bound(table.dimensions["context"]),
     }

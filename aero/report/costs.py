@@ -43,7 +43,6 @@ class LatencyBound:
     """Least time in minutes for `gigabytes` on a link of `bandwidth_mbit`.
 
     one_way: all bytes one after the other. overlapped: both directions of equal share and always busy, half of one_way.
-    needed_mbit: least bandwidth for a stated latency, directions overlapped.
     """
 
     gigabytes: float
@@ -58,7 +57,8 @@ class LatencyBound:
         return self.one_way / 2
 
     def needed_mbit(self, minutes: float) -> float:
-        return self.gigabytes * GB * 8 / (minutes * 60) / 1e6 / 2
+        """The least bandwidth for that time, directions overlapped."""
+        return self.bandwidth_mbit * self.overlapped / minutes
 
 
 def published_bound(table: Table, row: str) -> LatencyBound:
@@ -176,8 +176,8 @@ class Audit:
     as_written: float | None
     one_gelu: float | None
     tuned: float | None
-    rows: tuple[str, ...] = ()
-    gelu: str = ""
+    rows: tuple[str, ...]
+    gelu: str
 
     @property
     def by_gelu(self) -> float | None:
@@ -194,15 +194,13 @@ class Audit:
 
 def audit(results: Results, table: Table, row: str, quantity: str) -> Audit:
     """Savings of `row` of a table in "bytes" or "latency_wan"."""
-    found = {program: saving(results, table, row, program, quantity) for program in PROGRAMS}
+    stock, optimised = (saving(results, table, row, program, quantity) for program in PROGRAMS)
     first = row_costs(results, table, table.rows[0].name)
-    base, both = first.get(STOCK), found[STOCK]
     files = {cost.path for costs in (first, row_costs(results, table, row)) for cost in costs.values()}
-    segmented = baseline_with_segments(results, table)
-    one_gelu = None
-    if base is not None and segmented is not None and both:
-        one_gelu = both * segmented[quantity] / getattr(base, quantity)
-    return Audit(both, one_gelu, found[OPTIMISED], tuple(sorted(files)), "" if base is None else base.operations_path)
+    base, segmented, one_gelu = first.get(STOCK), baseline_with_segments(results, table), None
+    if segmented is not None and stock:
+        one_gelu = stock * segmented[quantity] / getattr(base, quantity)
+    return Audit(stock, one_gelu, optimised, tuple(sorted(files)), "" if base is None else base.operations_path)
 
 
 def baseline_with_segments(results: Results, table: Table) -> dict[str, float] | None:
@@ -222,17 +220,16 @@ def baseline_with_segments(results: Results, table: Table) -> dict[str, float] |
         return None
     more = {key: sizes["layers"] * (segments[key] - plain[key]) for key in plain}
     slower = wan.latency_seconds(more["seconds"], more["wire_bytes"], more["rounds"])
-    bytes_ = more["bytes_sent_client"] + more["bytes_sent_server"]
-    return {"bytes": base.bytes + bytes_, "latency_wan": base.latency_wan + slower}
+    return {"bytes": base.bytes + more["bytes"], "latency_wan": base.latency_wan + slower}
 
 
 def operation(path: Path, kind: str, shape: str) -> dict[str, float] | None:
-    """Bytes each way and on the wire, rounds and seconds of an operation; None if it is not in the file."""
+    """Bytes both ways and on the wire, rounds and seconds of an operation; None if it is not in the file."""
     for line in read_csv(path):
         if (line.get("op"), line.get("shape")) == (kind, shape):
-            keys = ("bytes_sent_client", "bytes_sent_server", "rounds", "seconds")
-            found = {key: float(line[key]) for key in keys}
-            return found | {"wire_bytes": wire_bytes(kind, found["bytes_sent_client"], found["bytes_sent_server"])}
+            sent = [float(line[f"bytes_sent_{side}"]) for side in ("client", "server")]
+            found = {key: float(line[key]) for key in ("rounds", "seconds")}
+            return found | {"bytes": sum(sent), "wire_bytes": wire_bytes(kind, *sent)}
     return None
 
 
@@ -332,22 +329,22 @@ def cost_rows(results: Results, printed: Table) -> list[dict[str, str | float | 
 
     Rows without a measurement have one entry with the published side alone. Bytes are both ways; minutes and seconds.
     """
-    entries: list[dict[str, str | float | None]] = []
+    entries = []
     for row in printed.rows:
         gigabytes, minutes = row.cells["communication"].value, row.cells["latency"].value
         bound = published_bound(printed, row.name)
-        side: dict[str, str | float | None] = {"row": row.name, "published_gb": gigabytes, "published_min": minutes}
+        side = {"row": row.name, "published_gb": gigabytes, "published_min": minutes}
         side |= {"bound_overlapped_min": bound.overlapped, "bound_one_way_min": bound.one_way}
-        side["needed_mbit"] = bound.needed_mbit(minutes)
+        side |= {"needed_mbit": bound.needed_mbit(minutes)}
         costs = all_costs(results, printed, row.name)
         entries += [side | _measured(cost, gigabytes) for cost in costs.values()] or [side | {"program": None}]
     return entries
 
 
 def _measured(cost: Cost, gigabytes: float | None) -> dict[str, str | float | None]:
-    parts = {"embedding_bytes": "embedding_bytes", "head_bytes": "head_bytes", "ln_f_bytes": "ln_f_bytes"}
-    parts |= {"set_up_bytes": "setup_bytes"}
-    return {name: float(text) if (text := cost.more.get(part)) else None for name, part in parts.items()} | {
+    more = {name: cost.more.get(name) for name in ("embedding_bytes", "head_bytes", "ln_f_bytes")}
+    more |= {"set_up_bytes": cost.more.get("setup_bytes")}
+    return {name: float(text) if text else None for name, text in more.items()} | {
         "program": cost.program,
         "bytes": cost.bytes,
         "messages": cost.messages,

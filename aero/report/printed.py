@@ -12,20 +12,7 @@ from aero.architecture import parse
 from aero.entropy import causal_bound, entropy_regularization, max_entropy
 from aero.flops import GPT2, PYTHIA, Count, count
 from aero.published import Cell, Row, fact, table
-from aero.report.costs import (
-    FITS,
-    GB,
-    GENERATION,
-    audit,
-    counted,
-    fits,
-    next_tokens,
-    operation,
-    published_bound,
-    published_cost,
-    row_costs,
-    saving,
-)
+from aero.report import costs
 from aero.report.results import Results
 from aero.report.verdicts import PAPER_DIMENSIONS, PUBLISHED_ONLY, Measurement, exact
 
@@ -33,11 +20,6 @@ GROUP = "theory and arithmetic"
 COST_GROUP = "cost at the papers’ dimensions"
 """The group of `COSTS`, which are measured."""
 _FAMILIES = {"GPT-2": GPT2, "Pythia": PYTHIA}
-
-
-def _checked(text: str, evidence: str, held: bool) -> Measurement:
-    """A measurement of printed numbers alone."""
-    return Measurement(text, PUBLISHED_ONLY, evidence, checks={"": held})
 
 
 def _each(text: str, held: dict[str, bool]) -> Measurement:
@@ -65,7 +47,7 @@ def equal_counts(
     for of in tables:
         for row in table(of).rows:
             if row.name not in without and (not rows or row.name in rows):
-                ours, cells = counted(row.name, table(of)), [row.cells[key] for key in columns]
+                ours, cells = costs.counted(row.name, table(of)), [row.cells[key] for key in columns]
                 unlike = [cell for cell in cells if _as_printed(ours, cell) != cell.text]
                 words = [f"{c.column.label} printed {c.text}, counted {_as_printed(ours, c, 1)}" for c in unlike]
                 equal[f"{of}, {row.name} {', '.join(words)}".strip()] = not unlike
@@ -108,7 +90,7 @@ def largest_entropy(results: Results, contexts: list[int]) -> Measurement:
     text = "; ".join(f"T={context}: {causal_bound(context):.3f} of {max_entropy(context):.3f}" for context in contexts)
     evidence = f"row i of a causal mask has at most ln i; {exceeding} of {len(heads)} measured models exceed the bound"
     reached = any(causal_bound(context) >= max_entropy(context) for context in contexts)
-    return _checked(text, evidence, reached or exceeding > 0)
+    return Measurement(text, PUBLISHED_ONLY, evidence, checks={"": reached or exceeding > 0})
 
 
 def penalty_of_low_entropy(results: Results, context: int, share: float) -> Measurement:
@@ -119,7 +101,8 @@ def penalty_of_low_entropy(results: Results, context: int, share: float) -> Meas
     entropies = [torch.full((1, 1, 1, context), (0.5 + s * share) * maximum, dtype=torch.float64) for s in (1, -1)]
     above, below = (float(entropy_regularization(e, thresholds, gamma, "head_mean")) for e in entropies)
     evidence = f"aero.entropy.entropy_regularization, T={context}, gamma {gamma:g}: the square of either deviation"
-    return _checked(f"{below:.3f} below, {above:.3f} above", evidence, below == 0 < above)
+    text, held = f"{below:.3f} below, {above:.3f} above", below == 0 < above
+    return Measurement(text, PUBLISHED_ONLY, evidence, checks={"": held})
 
 
 # The network ----------------------------------------------------------------------------------------------------------
@@ -131,7 +114,7 @@ def bandwidth_of_tables(results: Results, tables: list[str]) -> Measurement:
     possible, needed, one_way = {}, (0.0, ""), 0
     for of in tables:
         for row in table(of).rows:
-            bound, minutes = published_bound(table(of), row.name), row.cells["latency"].value
+            bound, minutes = costs.published_bound(table(of), row.name), row.cells["latency"].value
             possible[f"{of}, {row.name}"] = minutes >= bound.overlapped
             needed = max(needed, (bound.needed_mbit(minutes), f"{of}, {row.name}"))
             one_way += minutes < bound.one_way
@@ -149,7 +132,7 @@ def ratio_of_cells(results: Results, of: str, column: str, row: str, other: str,
     one, base = (table(of).row(name).cells[column] for name in (row, other))
     low, ratio, high = _ratio(one, base)
     evidence = f"{of}: {one.text} over {base.text}, from {low:.2f} to {high:.2f}"
-    return _checked(f"{ratio:.1f}×", evidence, low <= value <= high)
+    return Measurement(f"{ratio:.1f}×", PUBLISHED_ONLY, evidence, checks={"": low <= value <= high})
 
 
 def one_number(results: Results, groups: list[list[list[str]]]) -> Measurement:
@@ -188,10 +171,8 @@ def savings_columns(results: Results, tables: list[str]) -> Measurement:
         base, *rows = table(of).rows
         for quantity in ("communication", "latency"):
             for row in rows:
-                saving, (low, ratio, high) = (
-                    row.cells[f"savings_{quantity}"],
-                    _ratio(base.cells[quantity], row.cells[quantity]),
-                )
+                saving = row.cells[f"savings_{quantity}"]
+                low, ratio, high = _ratio(base.cells[quantity], row.cells[quantity])
                 held = low - saving.half_unit <= saving.value <= high + saving.half_unit
                 follows[f"{of}, {row.name}, {quantity}: {saving.text}, not {ratio:.2f}"] = held
     return Measurement(f"{sum(follows.values())} of {len(follows)} follow", PUBLISHED_ONLY, checks=follows)
@@ -262,27 +243,27 @@ FITTED, REFITTED = "fitted configuration", "fitted configuration under SPU 0.9.5
 def bytes_over_published(results: Results, tables: list[str], row: str) -> Measurement:
     """Measured bytes of one forward pass, both directions, over the printed GB: that of the tables which is furthest
     from 1, on stock SPU and in the configuration of SPU that fits all printed bytes best."""
-    ratios: dict[str, list[float]] = {"stock SPU": [], FITTED: []}
+    ratios: dict[str, list[float]] = {"stock SPU": [], REFITTED: [], FITTED: []}
     text, evidence = [], []
     for of in tables:
         printed = table(of)
-        cost, published = row_costs(results, printed, row).get("as_written"), printed.value(row, "communication")
+        cost, published = costs.row_costs(results, printed, row).get("as_written"), printed.value(row, "communication")
         if cost is None or published is None:
             return _not_measured(f"{row} of {of}")
-        sizes = {"stock SPU": cost.bytes / GB}
-        if (program := published_cost(results, printed, row)) is not None:
-            sizes[REFITTED] = program.bytes / GB
-        if (fitted := fits(results).get((printed.number, row))) is not None:
+        sizes = {"stock SPU": cost.bytes / costs.GB}
+        if (program := costs.published_cost(results, printed, row)) is not None:
+            sizes[REFITTED] = program.bytes / costs.GB
+        if (fitted := costs.fits(results).get((printed.number, row))) is not None:
             sizes[FITTED] = fitted.gigabytes
-            evidence.append(f"{FITS}: {fitted.configuration}")
+            evidence.append(f"{costs.FITS}: {fitted.configuration}")
         for name, size in sizes.items():
-            ratios.setdefault(name, []).append(size / published)
+            ratios[name].append(size / published)
         evidence.append(f"{cost.path}, {cost.program}, {cost.method}")
         text.append(f"{of}: " + ", ".join(f"{name} {size:.2f} GB" for name, size in sizes.items()))
     furthest = {
-        name: exact(max(found, key=lambda ratio: abs(math.log(ratio))))
-        for name, found in ratios.items()
-        if len(found) == len(tables) and name != REFITTED
+        name: exact(max(ratios[name], key=lambda ratio: abs(math.log(ratio))))
+        for name in ("stock SPU", FITTED)
+        if len(ratios[name]) == len(tables)
     }
     words = ", ".join(f"{name} {one.mean:.2f} of the published GB at worst" for name, one in furthest.items())
     return Measurement("; ".join((words, *text)), PAPER_DIMENSIONS, "; ".join(dict.fromkeys(evidence)), furthest)
@@ -293,15 +274,14 @@ def savings(results: Results, rows: dict[str, list[str]], quantity: str, program
     [table, row], or than another, as [table, row, other row]."""
     effects, paths = {}, []
     for name, (of, row, *other) in rows.items():
-        own, *base = (saving(results, table(of), one, program, quantity) for one in (row, *other))
+        own, *base = (costs.saving(results, table(of), one, program, quantity) for one in (row, *other))
         if own is None or None in base:
             return _not_measured(f"{row} of {of}")
         effects[name] = exact(own / base[0] if base else own)
-        cost = row_costs(results, table(of), row)[program]
+        cost = costs.row_costs(results, table(of), row)[program]
         paths.append(f"{cost.path}, {program}, {cost.method}")
-    network = results.parameters.get("two_party", {}).get("networks", {}).get("wan", {})
-    if quantity == "latency_wan":
-        paths.append(f"WAN {network.get('bandwidth_mbit')} Mbit/s, {network.get('rtt_ms')} ms")
+    if quantity == "latency_wan" and (wan := costs.network(results, "wan")):
+        paths.append(f"WAN {wan.bandwidth_mbit} Mbit/s, {wan.rtt_ms} ms")
     text = ", ".join(f"{name} {one.mean:.2f}×" for name, one in effects.items())
     return Measurement(text, PAPER_DIMENSIONS, "; ".join(dict.fromkeys(paths)), effects)
 
@@ -309,13 +289,11 @@ def savings(results: Results, rows: dict[str, list[str]], quantity: str, program
 def architectures_share(results: Results, of: str, row: str, quantity: str) -> Measurement:
     """Share of a saving (of logarithms) that is left when the baseline's GELU alone is computed in segments: the
     architecture's own."""
-    found = audit(results, table(of), row, quantity)
+    found = costs.audit(results, table(of), row, quantity)
     if found.share is None:
         return _not_measured(row)
-    text = (
-        f"{found.as_written:.2f}× in all: {found.by_gelu:.2f}× by the GELU, {found.one_gelu:.2f}× by the architecture, "
-    )
-    text += f"which is {found.share:.0%} of the logarithm"
+    text = f"{found.as_written:.2f}× in all: {found.by_gelu:.2f}× by the GELU, "
+    text += f"{found.one_gelu:.2f}× by the architecture, which is {found.share:.0%} of the logarithm"
     tuned = "" if found.tuned is None else f"; both optimised {found.tuned:.2f}×"
     evidence = f"{', '.join(found.rows)}; gelu_plain and gelu_segments of {found.gelu}{tuned}"
     return Measurement(text, PAPER_DIMENSIONS, evidence, {"": exact(found.share)})
@@ -328,10 +306,10 @@ def gelu_of_the_baseline(results: Results, of: str, gelu: str, relu: str) -> Mea
     sizes = printed.dimensions
     shape = f"{sizes['context']}x{4 * sizes['width']}"
     path = results.file("two_party/ops.csv") or results.root
-    found = {kind: operation(path, kind, shape) for kind in ("gelu_plain", "gelu_segments", "relu")}
+    found = {kind: costs.operation(path, kind, shape) for kind in ("gelu_plain", "gelu_segments", "relu")}
     if missing := [kind for kind, measured in found.items() if measured is None]:
         return Measurement("", PAPER_DIMENSIONS, missing=f"not measured yet: {', '.join(missing)}")
-    size = {kind: (one["bytes_sent_client"] + one["bytes_sent_server"]) / GB for kind, one in found.items() if one}
+    size = {kind: one["bytes"] / costs.GB for kind, one in found.items() if one}
     both = [printed.value(row, "communication") for row in (gelu, relu)]
     implied = (both[0] - both[1]) / sizes["layers"] + size["relu"]
     plain, segments = (abs(math.log(implied / size[kind])) for kind in ("gelu_plain", "gelu_segments"))
@@ -348,16 +326,17 @@ def gelu_of_the_baseline(results: Results, of: str, gelu: str, relu: str) -> Mea
 def next_token(results: Results, rows: list[str], bytes: float, seconds: float) -> Measurement:
     """Whether a private next token with cached keys and values takes at most these shares of a whole pass's bytes and
     seconds in each of the rows; the larger of its later tokens counts."""
-    found = next_tokens(results)
+    found = costs.next_tokens(results)
     measured = {row for row, one in found.items() if not math.isnan(sum(one["bytes"] + one["seconds"]))}
     if missing := [row for row in rows if row not in measured]:
-        return Measurement("", PAPER_DIMENSIONS, missing=f"{GENERATION}: {', '.join(missing)} not measured yet")
+        return Measurement("", PAPER_DIMENSIONS, missing=f"{costs.GENERATION}: {', '.join(missing)} not measured yet")
     shares = {(row, name): found[row][name][1] / found[row][name][0] for row in rows for name in ("bytes", "seconds")}
     most = {"bytes": bytes, "seconds": seconds}
     held = {f"{row}, {name}": share <= most[name] for (row, name), share in shares.items()}
     text = ", ".join(f"{row} {shares[row, 'bytes']:.3f}× bytes, {shares[row, 'seconds']:.3f}× seconds" for row in rows)
     error = max(found[row]["logit_error"][1] for row in rows)
-    return Measurement(text, PAPER_DIMENSIONS, f"{GENERATION}; logits within {error:.3g} of PyTorch's", checks=held)
+    evidence = f"{costs.GENERATION}; logits within {error:.3g} of PyTorch's"
+    return Measurement(text, PAPER_DIMENSIONS, evidence, checks=held)
 
 
 COSTS = (bytes_over_published, savings, architectures_share, gelu_of_the_baseline, next_token)

@@ -1,22 +1,20 @@
 """The report's notebooks as one self-contained HTML page and one PDF.
 
-The notebooks in reports/ are executed in two kernels. Their Markdown cells and the HTML their code cells show become
+The notebooks in reports/ are executed in one kernel. Their Markdown cells and the HTML their code cells show become
 one document, in the order of the notebooks. Pandoc makes the page of it (formulas as MathML, nothing loaded from
 outside) and, through Typst, the PDF. The same inputs give the same bytes.
 """
 
 from __future__ import annotations
 
-import asyncio
 import base64
 import hashlib
+import itertools
 import os
 import re
 import tempfile
 from collections.abc import Callable, Iterable
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import Any
 
 from aero.errors import cut
 from aero.report import appendix, show
@@ -34,12 +32,6 @@ NOTEBOOKS = (
     "appendix",
 )
 """In the order of the report, a chapter each. Not aero.py: in the kernel's folder it would shadow the package."""
-CELL_SECONDS = 600
-KERNELS = 2
-"""Kernels at a time."""
-SCREEN_ONLY = '<div class="screen-only"'
-"""What a cell shows on the page alone starts with this."""
-PAGE_COLOURS = {show.INK: "--ink", show.PAPER: "--paper", show.GRID: "--grid", show.MUTED: "--muted"}
 
 _SVG = re.compile(r"<svg\b.*?</svg>", re.DOTALL)
 _GLYPH = re.compile(r'<path id="(DejaVu[^"]*)"[^>]*/>')
@@ -48,29 +40,41 @@ _UNPRINTABLE = re.compile("[\x00-\x08\x0b\x0c\x0e-\x1f\ud800-\udfff\ufffe\uffff]
 
 
 def render(root: Path, footer: str = "") -> tuple[str, bytes]:
-    """The report of the project in `root` as HTML and PDF. ValueError if a notebook is missing or fails."""
+    """The report of the project in `root` as HTML and PDF. ValueError if a notebook fails."""
     parts = execute(root)
-    with ThreadPoolExecutor() as pool:
-        html, printed = pool.submit(page, parts, footer), pdf(parts, footer)
-        return html.result(), printed
+    return page(parts, footer), pdf(parts, footer)
 
 
 def execute(root: Path) -> list[str]:
     """The Markdown of all notebooks and, as `HTML`, what their code shows, in order."""
     import jupytext
+    from jupyter_client import AsyncKernelManager
+    from nbclient import NotebookClient
+    from nbclient.exceptions import CellExecutionError, DeadKernelError
     from nbformat.v4 import new_code_cell, new_notebook
 
-    notebooks = []
+    notebook = new_notebook()
     for name in NOTEBOOKS:
-        path = root / "reports" / f"{name}.py"
-        if not path.is_file():
-            raise ValueError(f"{path} is missing; run from the repository's root folder")
         # Names of one notebook are unknown to the next.
-        cells = [new_code_cell("%reset -f"), *jupytext.read(path, fmt="py:percent").cells]
-        notebooks.append(new_notebook(cells=cells))
-    asyncio.run(_execute(notebooks, root))
+        read = jupytext.read(root / "reports" / f"{name}.py", fmt="py:percent")
+        notebook.cells += [new_code_cell("%reset -f"), *read.cells]
+    with tempfile.TemporaryDirectory(prefix="aero-kernel-") as home:
+        environment = os.environ | dict.fromkeys(("IPYTHONDIR", "JUPYTER_CONFIG_DIR", "MPLCONFIGDIR"), home)
+        environment |= {"PYTHONHASHSEED": "0", "OMP_NUM_THREADS": "1"}
+        # A socket file keeps other users of the machine from the kernel.
+        manager = AsyncKernelManager(kernel_name="python3", transport="ipc", connection_file=f"{home}/kernel.json")
+        client = NotebookClient(notebook, km=manager, shutdown_kernel="immediate")
+        try:
+            with client.setup_kernel(cleanup_kc=True, cwd=str(root), env=environment):
+                for number, cell in enumerate(notebook.cells):  # not `client.execute`, which takes SIGTERM
+                    client.execute_cell(cell, number)
+        except CellExecutionError as error:
+            message = re.sub(r"\x1b\[[0-9;]*m", "", f"{error.ename}: {error.evalue}")
+            raise ValueError(f"a notebook in reports/ fails: {cut(' '.join(message.split()), 300)}") from None
+        except DeadKernelError:
+            raise ValueError("the report's kernel died; is there enough memory?") from None
     parts: list[str] = []
-    for cell in (cell for notebook in notebooks for cell in notebook.cells):
+    for cell in notebook.cells:
         if cell.cell_type == "markdown":
             parts.append(cell.source)
         else:
@@ -79,109 +83,39 @@ def execute(root: Path) -> list[str]:
     return parts
 
 
-async def _execute(notebooks: list[Any], root: Path) -> None:
-    """Execute the notebooks in place, the longest first, each in the first kernel that is free."""
-    left = sorted(notebooks, key=lambda notebook: len(notebook.cells))
-    try:
-        async with asyncio.TaskGroup() as kernels:
-            for _ in range(min(KERNELS, len(notebooks))):
-                kernels.create_task(_execute_in_a_kernel(left, root))
-    except ExceptionGroup as group:
-        raise group.exceptions[0] from None
-
-
-async def _execute_in_a_kernel(left: list[Any], root: Path) -> None:
-    """Take notebooks from the end of `left` until none is left."""
-    from jupyter_client import AsyncKernelManager
-    from nbclient.exceptions import CellExecutionError, DeadKernelError
-    from nbconvert.preprocessors import ExecutePreprocessor
-
-    with tempfile.TemporaryDirectory(prefix="aero-kernel-") as home:
-        environment = os.environ | {
-            "PYTHONPATH": os.pathsep.join(filter(None, (str(root), os.environ.get("PYTHONPATH")))),
-            "IPYTHONDIR": home,
-            "JUPYTER_CONFIG_DIR": home,
-            "MPLCONFIGDIR": os.environ.get("MPLCONFIGDIR", home),
-            "PYTHONHASHSEED": "0",
-            "OMP_NUM_THREADS": "1",
-        }
-        # A socket file keeps other users of the machine from the kernel; its path must be short.
-        transport = "ipc" if os.name == "posix" and len(home) < 85 else "tcp"
-        manager = AsyncKernelManager(kernel_name="python3", transport=transport, connection_file=f"{home}/kernel.json")
-        try:
-            rarely = "--IPKernelApp.exec_lines=import gc; gc.set_threshold(50_000, 20, 100)"
-            await manager.start_kernel(env=environment, cwd=str(root), extra_arguments=[rarely])
-            while left:
-                executor = ExecutePreprocessor(km=manager, timeout=CELL_SECONDS)
-                executor.nb, executor.resources = left.pop(), {"metadata": {"path": str(root)}}
-                executor.reset_execution_trackers()
-                client = await executor.async_start_new_kernel_client()
-                for number, cell in enumerate(executor.nb.cells):  # not its async_execute, which takes SIGTERM
-                    await executor.async_execute_cell(cell, number)
-                client.stop_channels()
-        except CellExecutionError as error:
-            message = re.sub(r"\x1b\[[0-9;]*m", "", f"{error.ename}: {error.evalue}")
-            raise ValueError(f"a notebook in reports/ fails: {cut(' '.join(message.split()), 300)}") from None
-        except DeadKernelError:
-            if (task := asyncio.current_task()) and task.cancelling():  # nbclient takes this for a dead kernel
-                raise asyncio.CancelledError from None
-            raise ValueError("a kernel of the report died; is there enough memory?") from None
-        finally:
-            if manager.has_kernel:
-                await manager.shutdown_kernel(now=True)
-            await manager.cleanup_resources()
-
-
 def document(parts: Iterable[str], changed: Callable[[str], str]) -> str:
     """Pandoc Markdown: the Markdown cells, and what the code cells show as raw HTML changed by `changed`."""
     blocks = []
     for part in parts:
         if not isinstance(part, HTML):
             blocks.append(part)
-        elif html := changed(part):
+        else:
+            html = changed(part)
             # Longer than any run of backticks in it, which would end the block and make Markdown of the rest.
-            fence = "`" * (1 + max(map(len, re.findall("`+", html)), default=2))
+            fence = "`" * (1 + max(map(len, re.findall("`{2,}", html)), default=2))
             blocks.append(f"{fence}{{=html}}\n{html}\n{fence}")
     return _UNPRINTABLE.sub("\ufffd", "\n\n".join(blocks))
 
 
 def page(parts: Iterable[str], footer: str) -> str:
     """The HTML page. Only the explorer's script may run, by its hash, and it may load nothing."""
-    shown: list[str] = []
-
-    def placeholder(html: str) -> str:
-        shown.append(_UNPRINTABLE.sub("\ufffd", _SVG.sub(lambda match: _in_page_colours(match.group()), html)))
-        return f"<!--shown {len(shown) - 1}-->"
-
-    text = document(parts, placeholder)
+    text = document(parts, lambda html: _SVG.sub(_in_page_colours, html))
     digest = base64.b64encode(hashlib.sha256(appendix.explorer_script().encode()).digest()).decode()
     css = (ASSETS / "page.css").read_text(encoding="utf-8")
     raw = ("-V", f"css={css}", "-V", f"scripts='sha256-{digest}'")
-    shown = _share_glyphs(shown)
-    around = _pandoc(text, "html", "page.html", footer, "--mathml", "--toc", "--toc-depth=2", *raw)
-    return re.sub("<!--shown ([0-9]+)-->", lambda match: shown[int(match[1])], around)
+    html = _pandoc(text, "html", "page.html", footer, "--mathml", "--toc", "--toc-depth=2", *raw)
+    # Every figure defines the shapes of its letters; the page has each once.
+    glyphs = {match[1]: match[0] for match in _GLYPH.finditer(html)}
+    shared = f'<svg width="0" height="0" style="position:absolute"><defs>{"".join(glyphs.values())}</defs></svg>'
+    return _GLYPH.sub("", html).replace("<main>", f"<main>\n{shared}", 1)
 
 
-def _share_glyphs(shown: list[str]) -> list[str]:
-    """The shapes of letters, which every figure defines for itself, once for all, before what is shown first."""
-    glyphs: dict[str, str] = {}
-
-    def taken(match: re.Match[str]) -> str:
-        glyphs.setdefault(match[1], match[0])
-        return ""
-
-    shown = [_GLYPH.sub(taken, html) for html in shown]
-    if glyphs:
-        defined = "".join(glyphs.values())
-        shown[0] = f'<svg width="0" height="0" style="position:absolute"><defs>{defined}</defs></svg>{shown[0]}'
-    return shown
-
-
-def _in_page_colours(svg: str) -> str:
+def _in_page_colours(svg: re.Match[str]) -> str:
     """The figure in the colours of the page's light or dark scheme, as wide as its box."""
-    for colour, name in PAGE_COLOURS.items():
-        svg = svg.replace(colour, f"var({name})")
-    return re.sub(r'(<svg\b[^>]*?) width="[^"]*"( height="[^"]*")?', r"\1", svg, count=1)
+    text = svg.group()
+    for colour, name in {show.INK: "ink", show.PAPER: "paper", show.GRID: "grid", show.MUTED: "muted"}.items():
+        text = text.replace(colour, f"var(--{name})")
+    return re.sub(r'(<svg\b[^>]*?) width="[^"]*"( height="[^"]*")?', r"\1", text, count=1)
 
 
 def pdf(parts: Iterable[str], footer: str) -> bytes:
@@ -189,16 +123,15 @@ def pdf(parts: Iterable[str], footer: str) -> bytes:
     import typst
 
     with tempfile.TemporaryDirectory(prefix="aero-pdf-") as name:
-        folder = Path(name)
-        count = 0
+        folder, numbers = Path(name), itertools.count(1)
 
         def beside(match: re.Match[str]) -> str:
-            nonlocal count
-            count += 1
-            (folder / f"figure{count}.svg").write_text(match.group(), encoding="utf-8")
-            return f'<img src="figure{count}.svg" width="100%">'
+            file = f"figure{next(numbers)}.svg"
+            (folder / file).write_text(match.group(), encoding="utf-8")
+            return f'<img src="{file}" width="100%">'
 
-        text = document(parts, lambda html: "" if html.startswith(SCREEN_ONLY) else _SVG.sub(beside, html))
+        printed = (part for part in parts if not part.startswith('<div class="screen-only"'))
+        text = document(printed, lambda html: _SVG.sub(beside, html))
         source = folder / "report.typ"
         written = _pandoc(text, "typst", "page.typ", footer, f"--lua-filter={ASSETS / 'page.lua'}")
         source.write_text(written, encoding="utf-8")

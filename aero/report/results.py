@@ -11,10 +11,11 @@ import json
 import math
 import os
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cache
-from pathlib import Path, PurePosixPath
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -22,7 +23,7 @@ import pandas as pd
 from numpy.typing import NDArray
 
 from aero.architecture import parse
-from aero.config import DEFAULT_SET, TrainParameters
+from aero.config import DEFAULT_SET, Parameters, TrainParameters
 from aero.config import load as load_parameters
 from aero.errors import UserError, cut, yaml_file
 from aero.model import ModelConfig
@@ -34,16 +35,12 @@ SCALES = ("paper", "gpu", "desk", "laptop", "smoke")
 SMOKE_TEST = "smoke"
 """A scale of seconds a run that tests the pipeline; it decides nothing."""
 DEFAULT_SEED = 1337
-PAPERS_CORPORA = ("codeparrot", "languini")
-"""What the papers trained on. Runs of the scale `paper` on another corpus have their size, not their setting."""
 SCALE_VARIABLE = "AERO_REPORT_SCALE"
 """The scale that `load` takes by default, for notebooks."""
 FITTED = Path("results/two_party/fitted_rows.csv")
 Array = NDArray[np.float64]
 CostKey = tuple[str, str, int, str]
 """Architecture, model, context and program."""
-Key = tuple[str, str, int]
-"""Scale, run and seed."""
 
 
 @dataclass(frozen=True)
@@ -96,8 +93,8 @@ class Run:
 
     def logged(self, quantity: str) -> pd.DataFrame:
         """The finite values of a quantity by step: one column, or one a layer; steps without any are left out."""
-        names = [name for name in self.curves if re.fullmatch(rf"{quantity}((_layer)?_\d+)?", name)]
-        columns = {name: self.curves[name] for name in names}
+        pattern = re.compile(rf"{quantity}((_layer)?_\d+)?")
+        columns = {name: values for name, values in self.curves.items() if pattern.fullmatch(name)}
         frame = pd.DataFrame(columns, index=self.curves.get("step", []), dtype=float)
         return frame.where(np.isfinite(frame)).dropna(how="all")
 
@@ -110,7 +107,7 @@ class Run:
         return self.metrics.get("provenance") or {}
 
     @property
-    def recipe(self) -> tuple[str, ...]:
+    def recipe(self) -> str:
         """What two seeds must have in common to be averaged: architecture, sizes, corpus, tokenizer, training."""
         train = self.metrics.get("train") or {}
         train_defaults = {name: f.default for name, f in TrainParameters.model_fields.items()}
@@ -121,7 +118,7 @@ class Run:
             _changed({k: v for k, v in train.items() if k not in BOOKKEEPING}, train_defaults),
             *(self.provenance.get(f"{name}_sha256") for name in ("corpus", "tokenizer")),
         ]
-        return tuple(json.dumps(value, sort_keys=True) for value in values)
+        return json.dumps(values, sort_keys=True)
 
 
 def _changed(values: dict[str, Any], defaults: dict[str, Any]) -> dict[str, Any]:
@@ -152,14 +149,9 @@ class Cost:
     more: dict[str, str] = field(default_factory=dict)
 
     @property
-    def key(self) -> CostKey:
-        return self.architecture, self.model, self.context, self.program
-
-    @property
     def operations_path(self) -> str:
         """The file of its operations: ops.csv beside rows.csv, all_ops.csv beside all_rows.csv."""
-        own = PurePosixPath(self.path)
-        return str(own.with_name(own.name.replace("rows", "ops")))
+        return self.path.replace("rows.csv", "ops.csv")
 
 
 @dataclass(frozen=True, eq=False)
@@ -183,8 +175,7 @@ class Results:
 
     def first(self, run: str) -> Run | None:
         """The training of `run` with the default seed, else the first."""
-        seeds = self.seeds(run)
-        return next((r for r in seeds if r.seed == DEFAULT_SEED), seeds[0] if seeds else None)
+        return min(self.seeds(run), key=lambda one: one.seed != DEFAULT_SEED, default=None)
 
     def perplexity(self, run: str, scale: str | None = None) -> dict[int, float]:
         """Evaluation perplexity by seed, diverged trainings left out."""
@@ -237,9 +228,9 @@ def _seen_from(results: Results, scale: str) -> Results:
     return dataclasses.replace(results, scale=scale)
 
 
-def find_root(start: Path | None = None) -> Path:
-    """The nearest folder at or above `start` that has a params.yaml; ValueError if there is none."""
-    start = (start or Path.cwd()).resolve()
+def find_root() -> Path:
+    """The nearest folder that has a params.yaml, the working directory or above it; ValueError if there is none."""
+    start = Path.cwd()
     for folder in (start, *start.parents):
         if (folder / "params.yaml").is_file():
             return folder
@@ -257,19 +248,15 @@ def load(root: Path | str | None = None, scale: str | None = None) -> Results:
     parameters = yaml_file(root / "params.yaml")
     problems: list[str] = []
     planned = [run for run in _runs(root, problems) if _is_planned(run, parameters, problems)]
-    found = {(run.scale, run.name, run.seed): run for run in planned}
-    runs = _by_recipe(_consistent(found, root, problems), problems)
+    runs = _by_name(planned, load_parameters(root / "params.yaml"), problems)
     present = {found for found, _ in runs}
     scale = scale or os.environ.get(SCALE_VARIABLE)
     if not scale:
         active = parameters.get("scale")
         scale = active if active in present else next((s for s in SCALES if s in present), active)
-    costs: dict[CostKey, Cost] = {}
-    for folder in (root / "results" / "two_party", root / "runs" / "two_party"):
-        for name in ("all_rows.csv", "rows.csv"):
-            costs |= {cost.key: cost for cost in read_costs(folder / name, root, problems)}
-    sessions = (FITTED.with_name("fitted_figure15_rows.csv"), FITTED)
-    fitted = {cost.key: cost for path in sessions for cost in read_costs(root / path, root, problems)}
+    measured = [f"{top}/two_party/{name}" for top in ("results", "runs") for name in ("all_rows.csv", "rows.csv")]
+    costs = _costs(root, measured, problems)
+    fitted = _costs(root, [str(FITTED.with_name("fitted_figure15_rows.csv")), str(FITTED)], problems)
     return Results(root, str(scale), runs, costs, tuple(problems), parameters, fitted)
 
 
@@ -303,27 +290,6 @@ def _is_planned(run: Run, parameters: Mapping[str, Any], problems: list[str]) ->
     return False
 
 
-def _consistent(found: dict[Key, Run], root: Path, problems: list[str]) -> dict[Key, Run]:
-    """`found` without the committed trainings that contradict params.yaml while another seed of the run does not.
-
-    They are added to `problems`. Where no seed agrees, the user has changed params.yaml since, and all stay.
-    """
-    parameters = load_parameters(root / "params.yaml")
-    faults = {
-        (scale, name, seed): contradiction(parameters.at_scale(scale).resolve(name), run.metrics)
-        for (scale, name, seed), run in found.items()
-        if not run.fresh and scale in parameters.scales and name in parameters.runs
-    }
-    agreed = {key[:2] for key, fault in faults.items() if not fault}
-    kept = {}
-    for key, run in found.items():
-        if (fault := faults.get(key)) and key[:2] in agreed:
-            problems.append(f"{run.path}: {key[1]} seed {key[2]} of scale {key[0]} left out, {fault}; train it again")
-        else:
-            kept[key] = run
-    return kept
-
-
 def _run(training: Training, path: str, fresh: bool) -> Run:
     metrics = training.metrics
     diverged = metrics["diverged_at_step"]
@@ -354,43 +320,55 @@ def _entropy(values: Mapping[str, Any]) -> Entropy:
     )
 
 
-def _by_recipe(found: dict[Key, Run], problems: list[str]) -> dict[tuple[str, str], tuple[Run, ...]]:
-    """Runs by scale and name; a seed trained by another recipe than the fresh result, or than most, is named and left
-    out."""
+def _by_name(
+    planned: Iterable[Run], parameters: Parameters, problems: list[str]
+) -> dict[tuple[str, str], tuple[Run, ...]]:
+    """Runs by scale and name, one a seed and all of one recipe."""
+    found = {(run.scale, run.name, run.seed): run for run in planned}  # a fresh one in place of the committed one
     groups: dict[tuple[str, str], list[Run]] = {}
     for (scale, name, _), run in sorted(found.items()):
         groups.setdefault((scale, name), []).append(run)
-    chosen = {}
-    for key, group in groups.items():
-        recipes = [run.recipe for run in group]
-        reference = max(group, key=lambda run: (run.fresh, recipes.count(run.recipe), run.seed == DEFAULT_SEED))
-        chosen[key] = tuple(run for run in group if run.recipe == reference.recipe)
-        problems += [
-            f"{run.path}: seed {run.seed} of {run.name} left out, another model, corpus or budget than seed "
-            f"{reference.seed} in {reference.path}"
-            for run in group
-            if run.recipe != reference.recipe
-        ]
-    return chosen
+    return {key: _of_one_recipe(group, parameters, problems) for key, group in groups.items()}
 
 
-def read_costs(path: Path, root: Path, problems: list[str]) -> Iterator[Cost]:
-    """The costs of a file of rows; a line that is no cost is added to `problems`."""
-    place = path.relative_to(root)
-    for number, row in enumerate(read_csv(path), start=2):
-        try:
-            fields = ("bytes", "messages", "rounds", "seconds", "latency_wan_s", "latency_lan_s", "max_logit_error")
-            amounts = {key.removesuffix("_s"): _optional(row.get(key)) for key in fields}
-            parts = [_optional(row.get(key)) for key in ("bytes_client", "bytes_server")]
-            if amounts["bytes"] is None:
-                raise ValueError("no bytes")
-            if None not in parts and not math.isclose(amounts["bytes"], math.fsum(parts), rel_tol=1e-6):
-                raise ValueError(f"bytes is {amounts['bytes']:.0f}, not the sum of bytes_client and bytes_server")
-            names = row["architecture"], row["model"], int(row["context"]), row["program"]
-        except (KeyError, TypeError, ValueError) as error:
-            problems.append(f"{place}, line {number}: not a cost ({cut(repr(error), 200)})")
-            continue
-        yield Cost(*names, **amounts, method=row.get("method") or "", path=str(place), more=row)
+def _of_one_recipe(group: Sequence[Run], parameters: Parameters, problems: list[str]) -> tuple[Run, ...]:
+    """The seeds trained by the recipe of the fresh result, else of one that agrees with params.yaml, else of most; the
+    others are added to `problems`."""
+    scale, name, faults = group[0].scale, group[0].name, {}
+    if scale in parameters.scales and name in parameters.runs:
+        resolved = parameters.at_scale(scale).resolve(name)
+        faults = {run.seed: contradiction(resolved, run.metrics) for run in group}
+    most = Counter(run.recipe for run in group)
+    reference = max(
+        group, key=lambda run: (run.fresh, not faults.get(run.seed), most[run.recipe], run.seed == DEFAULT_SEED)
+    )
+    for run in group:
+        if run.recipe != reference.recipe:
+            other = f"another model, corpus or budget than seed {reference.seed} in {reference.path}"
+            fault = faults.get(run.seed) or other
+            problems.append(f"{run.path}: {name} seed {run.seed} of scale {scale} left out, {fault}")
+    return tuple(run for run in group if run.recipe == reference.recipe)
+
+
+def _costs(root: Path, places: Iterable[str], problems: list[str]) -> dict[CostKey, Cost]:
+    """The costs of files of rows, the last one of each; a line that is no cost is added to `problems`."""
+    found: dict[CostKey, Cost] = {}
+    for place in places:
+        for number, row in enumerate(read_csv(root / place), start=2):
+            try:
+                key = row["architecture"], row["model"], int(row["context"]), row["program"]
+                found[key] = Cost(*key, **_amounts(row), method=row.get("method") or "", path=place, more=row)
+            except (KeyError, TypeError, ValueError) as error:
+                problems.append(f"{place}, line {number}: not a cost ({cut(repr(error), 200)})")
+    return found
+
+
+def _amounts(row: Mapping[str, str]) -> dict[str, float | None]:
+    size, parts = float(row["bytes"]), [_optional(row.get(f"bytes_{side}")) for side in ("client", "server")]
+    if None not in parts and not math.isclose(size, sum(parts), rel_tol=1e-6):
+        raise ValueError(f"bytes is {size:.0f}, not the sum of bytes_client and bytes_server")
+    names = ("messages", "rounds", "seconds", "latency_wan_s", "latency_lan_s", "max_logit_error")
+    return {"bytes": size} | {name.removesuffix("_s"): _optional(row.get(name)) for name in names}
 
 
 def _number(value: Any) -> float:

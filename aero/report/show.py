@@ -16,16 +16,15 @@ from pathlib import Path
 from typing import Any
 
 import jinja2
-import matplotlib
+import numpy as np
 import pandas as pd
 from markupsafe import escape
-
-matplotlib.use("svg")
-from matplotlib import rcParams  # noqa: E402  the backend must be chosen first
-from matplotlib.axes import Axes  # noqa: E402
-from matplotlib.axis import Axis  # noqa: E402
-from matplotlib.figure import Figure  # noqa: E402
-from matplotlib.ticker import LogFormatter, LogLocator  # noqa: E402
+from matplotlib import rcParams
+from matplotlib.axes import Axes
+from matplotlib.axis import Axis
+from matplotlib.figure import Figure
+from matplotlib.ticker import LogFormatter, LogLocator
+from scipy.optimize import isotonic_regression
 
 PAPERS = {
     "aero": "AERO",
@@ -45,31 +44,20 @@ SERIES = {
     "sm-r": "#009e73",
     "sm": "#cc79a7",
 }
-PAGE = 174 / 25.4
-"""Text width of the printed page in inches (assets/page.typ): a wider drawing is shrunk to it, with its text."""
 _MARGIN = 0.04
-WIDTH = PAGE - 2 * _MARGIN
-"""Figure width in inches, such that with the margin around it the figure fills the printed page."""
+WIDTH = 174 / 25.4 - 2 * _MARGIN
+"""Figure width in inches: with the margin around it the figure fills the printed page (assets/page.typ)."""
 
 rcParams.update(
     {
         "font.family": "DejaVu Sans",
         "font.size": 9,
-        "axes.titlesize": 9,
-        "axes.labelsize": 9,
-        "xtick.labelsize": 9,
-        "ytick.labelsize": 9,
+        **dict.fromkeys(("axes.titlesize", "axes.labelsize", "xtick.labelsize", "ytick.labelsize"), 9),
         "legend.fontsize": 9,
         "svg.fonttype": "path",
         "svg.hashsalt": "aero",
-        "figure.facecolor": "none",
-        "axes.facecolor": "none",
-        "savefig.facecolor": "none",
-        "text.color": INK,
-        "axes.labelcolor": INK,
-        "axes.edgecolor": INK,
-        "xtick.color": INK,
-        "ytick.color": INK,
+        **dict.fromkeys(("figure.facecolor", "axes.facecolor", "savefig.facecolor"), "none"),
+        **dict.fromkeys(("text.color", "axes.labelcolor", "axes.edgecolor", "xtick.color", "ytick.color"), INK),
         "axes.spines.top": False,
         "axes.spines.right": False,
         "grid.color": GRID,
@@ -145,22 +133,11 @@ def svg(figure: Figure, title: str) -> str:
 
 def spread(positions: Sequence[float], gap: float) -> list[float]:
     """The positions moved apart, in their order, until neighbours are `gap` from each other, for labels of lines."""
-    order = sorted(range(len(positions)), key=positions.__getitem__)
-    groups = [([positions[index]], [index]) for index in order]
-
-    def start(group: tuple[list[float], list[int]]) -> float:
-        return sum(group[0]) / len(group[0]) - gap * (len(group[1]) - 1) / 2
-
-    place = 0
-    while place + 1 < len(groups):
-        left, right = groups[place], groups[place + 1]
-        if start(right) - start(left) - gap * (len(left[1]) - 1) >= gap - 1e-12:
-            place += 1
-            continue
-        groups[place : place + 2] = [(left[0] + right[0], left[1] + right[1])]
-        place = max(place - 1, 0)
-    placed = {index: start(group) + gap * rank for group in groups for rank, index in enumerate(group[1])}
-    return [placed[index] for index in range(len(positions))]
+    order = np.argsort(positions, kind="stable")
+    steps = gap * np.arange(len(order))
+    placed = np.empty(len(order))
+    placed[order] = isotonic_regression(np.array(positions)[order] - steps).x + steps  # least squares
+    return placed.tolist()
 
 
 def no_data(axes: Axes, text: str) -> None:
@@ -211,32 +188,14 @@ def _text(value: object) -> str:
     return str(value)
 
 
-def _boxed(
-    kind: str,
-    content: str,
-    title: str,
-    caption: str,
-    sources: Sequence[str] = (),
-    command: str = "",
-    published: str = "",
-) -> HTML:
+def _boxed(kind: str, content: str, title: str, caption: str, published: str = "", **origin: Any) -> HTML:
     identifier = re.sub(r"[^a-z0-9]+", "-", (published or title).lower()).strip("-")
     if published:
         short, place = published.split("/", 1)
         place = re.sub(r"(figure|table)_?", lambda match: f"{match[1].capitalize()} ", place)
         published = f"{PAPERS.get(short, short)} {place}"
-    return HTML(
-        _BOX.render(
-            kind=kind,
-            identifier=identifier,
-            content=HTML(content),
-            title=_with_code(title),
-            caption=_with_code(caption),
-            sources=sources,
-            command=command,
-            published=published,
-        )
-    )
+    shown = {"content": HTML(content), "title": _with_code(title), "caption": _with_code(caption)}
+    return HTML(_BOX.render(kind=kind, identifier=identifier, published=published, **shown, **origin))
 
 
 def _with_code(text: str) -> HTML:

@@ -9,6 +9,7 @@ import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cache
+from statistics import fmean, stdev, variance
 from typing import Any
 
 from scipy.special import stdtrit
@@ -63,13 +64,12 @@ def estimate(values: Mapping[int, float]) -> Estimate | None:
 def interval(values: Mapping[int, float], deviation: float, freedom: int) -> Estimate:
     """Mean of one value a seed, with the 95 % t-interval by a standard deviation of so many degrees of freedom; with 0
     degrees by that of the values themselves. One value has no interval."""
-    count, mean = len(values), math.fsum(values.values()) / len(values)
-    if count == 1:
+    mean = fmean(values.values())
+    if len(values) == 1:
         return Estimate(mean, None, None, tuple(values))
     if not freedom:
-        freedom = count - 1
-        deviation = math.sqrt(math.fsum((value - mean) ** 2 for value in values.values()) / freedom)
-    half = float(stdtrit(freedom, 0.5 + CONFIDENCE / 2)) * deviation / math.sqrt(count)
+        deviation, freedom = stdev(values.values()), len(values) - 1
+    half = float(stdtrit(freedom, 0.5 + CONFIDENCE / 2)) * deviation / math.sqrt(len(values))
     return Estimate(mean, mean - half, mean + half, tuple(values))
 
 
@@ -87,11 +87,6 @@ def difference(values: Mapping[int, float], base: Mapping[int, float]) -> dict[i
 
 
 CONTROL = "SM+LN+G"
-BELOW_NGRAM = 0.95
-"""The control must have a perplexity below this share of the best n-gram model's."""
-MID_RANGE = 0.5
-"""The share of the control's heads that must lie in the middle half of the entropy range."""
-PREDICTIONS = "results/desk/predictions.yaml"
 
 
 def evidence(results: Results) -> Results:
@@ -156,7 +151,11 @@ def control(results: Results, run: str) -> str | None:
 
 
 def gate(results: Results, run: str) -> str:
-    """Why the control of a run fails the gate at the results' scale; "" if it passes."""
+    """Why the control of a run fails the gate at the results' scale; "" if it passes.
+
+    It passes with a perplexity below 95 % of the best n-gram model's and half of its heads in the middle half of the
+    entropy range.
+    """
     name = control(results, run)
     seeds = results.seeds(name) if name else ()
     if not seeds:
@@ -164,10 +163,10 @@ def gate(results: Results, run: str) -> str:
     best = min(_ngrams_of(results, seeds[0]).values(), default=None)
     if best is None:
         return f"no n-gram models of the tokens of {name} have been counted at scale {results.scale}"
-    perplexity = math.fsum(one.perplexity for one in seeds) / len(seeds)
+    perplexity = fmean(one.perplexity for one in seeds)
     heads = results.share_of_heads(name, (1, 2), "causal_bound")
-    share = math.fsum(heads.values()) / len(heads) if heads else 0.0
-    if perplexity < BELOW_NGRAM * best and share >= MID_RANGE:
+    share = fmean(heads.values()) if heads else 0.0
+    if perplexity < 0.95 * best and share >= 0.5:
         return ""
     return (
         f"the control {name} fails the gate at scale {results.scale}: perplexity {perplexity:.2f}, "
@@ -216,8 +215,9 @@ def change(results: Results, run: str, base: str, base_name: str = "") -> Change
     note, all_failed = "; ".join(notes), all(failed(results, one) for one in own)
     if not logs:
         return Change(None, note, all_failed)
-    deviation, freedom = pooled_deviation(results)
-    return Change(_in_per_cent(interval(logs, deviation, freedom)), note)
+    log = interval(logs, *pooled_deviation(results))
+    mean, low, high = (None if one is None else 100 * math.expm1(one) for one in (log.mean, log.low, log.high))
+    return Change(Estimate(mean, low, high, log.seeds), note)
 
 
 @cache
@@ -228,24 +228,17 @@ def pooled_deviation(results: Results) -> tuple[float, int]:
     for one in registered(results):
         logs = _log_ratios(results, one["run"], one["against"]).values()
         if len(logs) > 1:
-            mean = math.fsum(logs) / len(logs)
-            squares += math.fsum((log - mean) ** 2 for log in logs)
+            squares += variance(logs) * (len(logs) - 1)
             freedom += len(logs) - 1
     return (math.sqrt(squares / freedom), freedom) if freedom else (0.0, 0)
 
 
-@cache
 def registered(results: Results) -> list[dict[str, Any]]:
     """The comparisons of perplexities that were registered before the data: run, against, sign, published, where."""
-    path = results.root / PREDICTIONS
+    path = results.root / "results/desk/predictions.yaml"
     return yaml_file(path)["perplexity"] if path.is_file() else []
 
 
 def _log_ratios(results: Results, run: str, base: str) -> dict[int, float]:
     own, other = trained(results, run), trained(results, base)
     return {seed: math.log(own[seed] / other[seed]) for seed in sorted(own) if seed in other}
-
-
-def _in_per_cent(log: Estimate) -> Estimate:
-    low, high = (None if end is None else 100 * math.expm1(end) for end in (log.low, log.high))
-    return Estimate(100 * math.expm1(log.mean), low, high, log.seeds)

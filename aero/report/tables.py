@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from statistics import fmean
 
@@ -16,19 +16,8 @@ import pandas as pd
 from aero.published import Cell, Row, Table
 from aero.published import table as printed_table
 from aero.records import csv_text
-from aero.report.costs import (
-    COST_COLUMNS,
-    COST_TABLES,
-    GB,
-    all_costs,
-    cost_rows,
-    counted,
-    published_bound,
-    published_cost,
-    row_costs,
-    saving,
-)
-from aero.report.results import PAPERS_CORPORA, SMOKE_TEST, Results, Run
+from aero.report import costs
+from aero.report.results import SMOKE_TEST, Results, Run
 from aero.report.statistics import Change, Estimate, change, seed_count
 from aero.report.verdicts import PAPER_DIMENSIONS
 from aero.two_party.program.optimizations import AS_PUBLISHED
@@ -71,34 +60,31 @@ def table(results: Results, printed: Table) -> list[MeasuredCell]:
 
 def _training(results: Results, printed: Table, row: Row, cell: Cell) -> MeasuredCell:
     notes = [cell.note] if cell.note else []
-    name, digits, training = row.trained.get(cell.column.training), cell.column.digits, cell.column.training
-    runs = results.seeds(name) if name else ()
-    values = results.perplexity(name) if name else {}
+    training, digits = cell.column.training, cell.column.digits
+    name, base = (one.trained.get(training, "") for one in (row, printed.rows[0]))
+    runs, values = results.seeds(name), results.perplexity(name)
     notes += _differs(results, printed, training, runs)
-    if results.scale == "paper" and any(run.metrics.get("corpus") not in PAPERS_CORPORA for run in runs):
+    if results.scale == "paper" and any(run.metrics["corpus"] not in ("codeparrot", "languini") for run in runs):
         notes.append("not trained on the papers' corpus")
-
-    def measured(text: str, value: float | None, found: Estimate | None = None) -> MeasuredCell:
-        return MeasuredCell(row, cell, text, value, results.scale, "; ".join(notes), found)
-
+    # Perplexities have no interval: only differences paired by seed do.
+    found = Estimate(fmean(values.values()), None, None, tuple(values)) if values else None
     if cell.column.key.startswith("delta"):
-        base = printed.rows[0].trained.get(training)
-        if name == base and values:
+        if name != base:
+            found = change(results, name, base).estimate if name and base else None
+        elif found is not None:
+            found = replace(found, mean=0.0)
             notes.append("the baseline itself")
-            return measured(f"{0:.{digits}f}", 0.0, Estimate(0.0, None, None, tuple(values)))
-        found = change(results, name, base).estimate if name and base else None
-    else:  # perplexities have no interval: only differences paired by seed do
-        found = Estimate(fmean(values.values()), None, None, tuple(values)) if values else None
     diverged = [f"seed {run.seed} at step {run.diverged_at}" for run in runs if run.diverged]
     if diverged:
         notes.append(f"{len(diverged)} of {len(runs)} seeds diverged: {', '.join(diverged)}")
     if not runs:
         notes.append("not run yet")
     if found is None:
-        return measured("NaN", math.nan) if diverged else measured("", None)
-    if len(found.seeds) == 1:
-        notes.append(f"one seed ({found.seeds[0]})")
-    return measured(f"{found.mean:.{digits}f}", found.mean, found)
+        text, value = ("NaN", math.nan) if diverged else ("", None)
+    else:
+        text, value = f"{found.mean:.{digits}f}", found.mean
+        notes += [f"one seed ({found.seeds[0]})"] if len(found.seeds) == 1 else []
+    return MeasuredCell(row, cell, text, value, results.scale, "; ".join(notes), found)
 
 
 def _differs(results: Results, printed: Table, training: str, runs: Sequence[Run]) -> list[str]:
@@ -133,7 +119,7 @@ def _cost(results: Results, printed: Table, row: Row, cell: Cell) -> MeasuredCel
 
 
 def _counted(results: Results, printed: Table, row: str, key: str) -> Found:
-    counts, notes = counted(row, printed), ["counted by the formulas of Appendix E"]
+    counts, notes = costs.counted(row, printed), ["counted by the formulas of Appendix E"]
     if key == "nonlinear":
         return "; ".join(map(str, counts.nonlinear)), notes
     return (counts.ffn if key == "flops_ffn" else counts.attention) / 1e9, notes
@@ -141,30 +127,30 @@ def _counted(results: Results, printed: Table, row: str, key: str) -> Found:
 
 def _communication(results: Results, printed: Table, row: str, key: str) -> Found:
     """Beside printed bytes stand those of the program that explains them best, where it was measured."""
-    costs, fitted = row_costs(results, printed, row), published_cost(results, printed, row)
+    found, fitted = costs.row_costs(results, printed, row), costs.published_cost(results, printed, row)
     notes = [] if fitted is None else [f"{fitted.program}, {fitted.method}"]
-    if "as_written" in costs:
-        value = "" if fitted is None else f" {costs['as_written'].bytes / GB:.2f}"
-        notes.append(f"as_written{value}, {costs['as_written'].method}")
-    if "tuned" in costs:
-        notes.append(f"tuned {costs['tuned'].bytes / GB:.2f}")
-    shown = fitted or costs.get("as_written")
-    return (None, []) if shown is None else (shown.bytes / GB, notes)
+    if stock := found.get("as_written"):
+        value = "" if fitted is None else f" {stock.bytes / costs.GB:.2f}"
+        notes.append(f"as_written{value}, {stock.method}")
+    if tuned := found.get("tuned"):
+        notes.append(f"tuned {tuned.bytes / costs.GB:.2f}")
+    shown = fitted or stock
+    return (None, []) if shown is None else (shown.bytes / costs.GB, notes)
 
 
 def _latency(results: Results, printed: Table, row: str, key: str) -> Found:
-    bound = published_bound(printed, row)
+    bound = costs.published_bound(printed, row)
     note = (
         f"the published bytes need at least {bound.overlapped:.1f} min on the published network "
         f"({bound.one_way:.1f} if the directions do not overlap)"
     )
-    costs = all_costs(results, printed, row)
-    known = [cost for cost in costs.values() if cost.latency_wan is not None and cost.program != "tuned"]
+    found = costs.all_costs(results, printed, row).values()
+    known = [cost for cost in found if cost.latency_wan is not None and cost.program != "tuned"]
     if not known:
         return None, [note]
     shown, *others = known
     notes = [f"{shown.program}, {shown.method}"]
-    beside = published_cost(results, printed, row, "as_written") if shown.program == AS_PUBLISHED else None
+    beside = costs.published_cost(results, printed, row, "as_written") if shown.program == AS_PUBLISHED else None
     if beside is not None and beside.latency_wan is not None:
         notes.append(f"as_written {beside.latency_wan / 60:.2f} on the same day")
     notes += [f"as_written {cost.latency_wan / 60:.2f} on another day" for cost in others]
@@ -173,7 +159,7 @@ def _latency(results: Results, printed: Table, row: str, key: str) -> Found:
 
 def _saving(results: Results, printed: Table, row: str, key: str) -> Found:
     quantity = "bytes" if key == "savings_communication" else "latency_wan"
-    value, plain = (saving(results, printed, row, one, quantity) for one in (AS_PUBLISHED, "as_written"))
+    value, plain = (costs.saving(results, printed, row, one, quantity) for one in (AS_PUBLISHED, "as_written"))
     if value is None:
         return plain, [] if plain is None else ["as_written"]
     return value, [AS_PUBLISHED if plain is None else f"{AS_PUBLISHED}; as_written {plain:.2f}"]
@@ -242,10 +228,7 @@ BASE_TRAININGS = {"aero/table9": {"SNorm": "WNorm"}, LANDSCAPE: dict.fromkeys(("
 
 Table 9: "weight normalization works better in other linear layers" (its caption). `entropy_landscape`: the baseline.
 """
-DIFFERENCE_COLUMNS = (
-    *("paper", "table", "row", "column", "baseline", "published", "measured", "unit", "scale", "seeds"),
-    *("ci_low", "ci_high", "note"),
-)
+DIFFERENCE_COLUMNS = ("paper", "table", "row", "column", "baseline", *COLUMNS[2:])
 
 
 @dataclass(frozen=True)
@@ -272,20 +255,15 @@ def comparisons(address: str) -> list[Comparison]:
     """Every comparison of a printed table, row by row; a row is not compared with itself."""
     printed = printed_table(address)
     base_row = printed.row(BASE_ROWS.get(address, printed.rows[0].name))
-    within = BASE_TRAININGS.get(address, {})
     found = []
     for row in printed.rows:
-        cells = _perplexities(row)
+        own = _perplexities(row)
+        sides = [(name, base, row, base) for name, base in BASE_TRAININGS.get(address, {}).items()]
         if address != LANDSCAPE and row is not base_row:
-            others = _perplexities(base_row)
-            found += [
-                Comparison(row, cell, row.trained[name], base_row.name, others[name], base_row.trained[name])
-                for name, cell in cells.items()
-            ]
-        found += [
-            Comparison(row, cells[name], row.trained[name], base, cells[base], row.trained[base])
-            for name, base in within.items()
-        ]
+            sides = [*((name, base_row.name, base_row, name) for name in own), *sides]
+        for name, label, other, training in sides:
+            cell, run = _perplexities(other)[training], other.trained[training]
+            found.append(Comparison(row, own[name], row.trained[name], label, cell, run))
     return found
 
 
@@ -310,16 +288,14 @@ def perplexities(results: Results, address: str) -> pd.DataFrame:
                 "PPL, published": cell.published.text or "–",
                 "measured": cell.text or "–",
                 "change %, published": (compared.published or "–") if compared else "baseline",
-                "measured ": _change(found),
+                "measured ": _change(found) if found else "baseline",
                 "seeds": seed_count(results, cell.row.trained.get(column.training, "")),
             }
         )
     return pd.DataFrame(lines)
 
 
-def _change(found: Change | None) -> str:
-    if found is None:
-        return "baseline"
+def _change(found: Change) -> str:
     return "–" if found.estimate is None else found.estimate.text(1, signed=True)
 
 
@@ -348,9 +324,10 @@ def files(results: Results) -> dict[Path, str]:
         printed = printed_table(address)
         name, is_aero = f"{printed.paper}_table{printed.number}", printed.paper == "aero"
         found[FOLDER / f"{name}.csv"] = cells_csv(table(results, printed))
-        if is_aero and printed.number in COST_TABLES:
-            lines = [{key: _written(key, value) for key, value in one.items()} for one in cost_rows(results, printed)]
-            found[FOLDER / f"{name}_costs.csv"] = csv_text(COST_COLUMNS, lines)
+        if is_aero and printed.number in costs.COST_TABLES:
+            rows = costs.cost_rows(results, printed)
+            lines = [{key: _written(key, value) for key, value in one.items()} for one in rows]
+            found[FOLDER / f"{name}_costs.csv"] = csv_text(costs.COST_COLUMNS, lines)
         for scale in results.scales if is_aero else ():
             cells = [cell for cell in table(results.at(scale), printed) if cell.published.column.key.startswith("ppl")]
             trained = [cell for cell in cells if cell.row.trained.get(cell.published.column.training)]

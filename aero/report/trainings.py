@@ -167,12 +167,11 @@ def early_entropy(results: Results, run: str, bases: list[str]) -> Measurement:
 
 def learned_trends(results: Results, run: str, names: list[str]) -> Measurement:
     """Learned values of the layers (alpha, beta), mean of the last third of the layers minus the first third."""
-
-    def trend(name: str) -> dict[int, float]:
+    trends = {}
+    for name in names:
         ends = {seed: _ends(values) for seed, values in _learned(results, run, name).items()}
-        return {seed: last - first for seed, (first, last) in ends.items()}
-
-    return of_trainings(results, (run,), {name: trend(name) for name in names}, digits=3)
+        trends[name] = {seed: last - first for seed, (first, last) in ends.items()}
+    return of_trainings(results, (run,), trends, digits=3)
 
 
 def spread_of_thresholds(results: Results, run: str) -> Measurement:
@@ -235,23 +234,22 @@ def _slopes(results: Results, run: str) -> dict[int, NDArray[np.float64]]:
 
 # The entropy landscape ------------------------------------------------------------------------------------------------
 
-Statistic = Callable[[NDArray[np.float64]], float]
-
 
 def _deep(values: NDArray[np.float64]) -> NDArray[np.float64]:
     """The second half of the layers."""
     return values[len(values) // 2 :]
 
 
-_STATISTICS: dict[str, Statistic] = {
+_STATISTICS = {
     "highest_head": lambda e: entropy_range(e)[1],
     "mean_gini": lambda e: float(gini_by_layer(e).mean()),
     "deep_steepness": lambda e: float(np.nanmean(_deep(steepness(e)))),
+    "early_steepness": lambda e: float(np.nanmean(steepness(e)[: len(e) // 2])),
     "deep_steepness_over_orders": lambda e: float(_deep(steepness_over_orders(e)).mean()),
 }
 
 
-def _landscapes(results: Results, run: str, statistic: Statistic) -> dict[int, float]:
+def _landscapes(results: Results, run: str, statistic: Callable[[NDArray[np.float64]], float]) -> dict[int, float]:
     """A statistic of the mean entropies (L, H), by seed."""
     return {r.seed: statistic(r.entropy.mean) for r in results.seeds(run) if r.entropy}
 
@@ -271,10 +269,8 @@ def landscape_change(results: Results, run: str, base: str, statistic: str) -> M
 
 def deep_minus_early_steepness(results: Results, run: str) -> Measurement:
     """Steepness of the landscape, mean over the second half of the layers minus the first half."""
-    halves = (lambda e: np.nanmean(_deep(steepness(e))), lambda e: np.nanmean(steepness(e)[: len(e) // 2]))
-    return of_trainings(
-        results, (run,), {"": difference(*(_landscapes(results, run, half) for half in halves))}, digits=3
-    )
+    deep, early = (_landscapes(results, run, _STATISTICS[f"{half}_steepness"]) for half in ("deep", "early"))
+    return of_trainings(results, (run,), {"": difference(deep, early)}, digits=3)
 
 
 def distribution_shift(results: Results, pairs: dict[str, list[str]]) -> Measurement:

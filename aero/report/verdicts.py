@@ -32,8 +32,6 @@ PAPER_DIMENSIONS = "paper_dimensions"
 """The scale of costs, counts and theory, at the sizes of the papers."""
 PUBLISHED_ONLY = "published numbers"
 """The scale of a claim that needs nothing measured."""
-AT_CEILING = 0.02
-"""Two fractions that are both this near to 0, or both to 1, leave no room for a difference."""
 
 
 def exact(value: float) -> Estimate:
@@ -61,8 +59,8 @@ class Measurement:
 
     @property
     def at_ceiling(self) -> bool:
-        """Whether all compared fractions lie within 0.02 of 0, or all within 0.02 of 1."""
-        ends = (all(abs(one - end) <= AT_CEILING for one in self.fractions) for end in (0, 1))
+        """Whether all compared fractions lie within 0.02 of 0, or of 1, which leaves no room for a difference."""
+        ends = (all(abs(one - end) <= 0.02 for one in self.fractions) for end in (0, 1))
         return bool(self.fractions) and any(ends)
 
     def absent(self, opposite: bool) -> str:
@@ -140,31 +138,25 @@ def below(m: Measurement, limit: float = 0.0) -> tuple[str, ...]:
     return _on_sides(m, [-1] * len(m.effects), limit, False)
 
 
-def _on_sides(m: Measurement, sides: Sequence[int], limit: float, met: bool) -> tuple[str, ...]:
-    """The verdict on effects that should each lie on one side of `limit`."""
-    found = [side * one.excludes(limit) for side, one in zip(sides, m.effects.values(), strict=True)]
-    if min(found) > 0:
-        return (REPRODUCED if met else DIRECTION,)
-    names = [name for name, where in zip(m.effects, found, strict=True) if where < 0]
-    return m.absent(opposite=bool(names)), _named(names) if len(found) > 1 else ""
-
-
-def _named(names: Sequence[str]) -> str:
-    """A note that names the effects on the other side."""
-    return f"the opposite holds for {', '.join(names)}" if names else ""
-
-
 def ordering(m: Measurement, signs: list[int] | None = None) -> tuple[str, ...]:
     """Reproduced if every difference is beyond noise on its claimed side of 0 (default: above); direction reproduced
     if at least one is and none is on the other side."""
-    signs = signs or [1] * len(m.effects)
-    found = {name: e.excludes() * sign for (name, e), sign in zip(m.effects.items(), signs, strict=True)}
-    if min(found.values()) > 0:
-        return (REPRODUCED,)
-    if max(found.values()) > 0 and min(found.values()) == 0:
+    return _on_sides(m, signs or [1] * len(m.effects), 0.0, met=True, one_is_enough=True)
+
+
+def _on_sides(
+    m: Measurement, sides: Sequence[int], limit: float, met: bool, one_is_enough: bool = False
+) -> tuple[str, ...]:
+    """The verdict on effects that should each lie on one side of `limit`, with a note on those that do not."""
+    found = {name: side * one.excludes(limit) for side, (name, one) in zip(sides, m.effects.items(), strict=True)}
+    least, most = min(found.values()), max(found.values())
+    if least > 0:
+        return (REPRODUCED if met else DIRECTION,)
+    if one_is_enough and least == 0 < most:
         return (DIRECTION,)
-    other = [name for name, side in found.items() if side < 0]
-    return m.absent(opposite=bool(other)), _named(other)
+    opposite = [name for name, side in found.items() if side < 0]
+    note = f"the opposite holds for {', '.join(opposite)}" if opposite and len(found) > 1 else ""
+    return m.absent(opposite=bool(opposite)), note
 
 
 def in_seeds(m: Measurement) -> tuple[str, ...]:

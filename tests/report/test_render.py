@@ -99,7 +99,7 @@ def test_a_cell_that_fails_is_one_line(root: Path, monkeypatch: pytest.MonkeyPat
     with pytest.raises(ValueError, match="no such run"):
         render.execute(root)
     monkeypatch.setattr(render, "NOTEBOOKS", ("absent",))
-    with pytest.raises(ValueError, match=r"absent\.py is missing"):
+    with pytest.raises(FileNotFoundError, match=r"absent\.py"):
         render.execute(root)
 
 

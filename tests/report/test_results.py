@@ -113,9 +113,10 @@ def test_the_scale_is_the_active_one_if_it_has_results(tmp_path: Path) -> None:
     assert load(root).scale == "smoke"
 
 
-def test_no_project_and_damaged_parameters_are_clear_errors(tmp_path: Path) -> None:
+def test_no_project_and_damaged_parameters_are_clear_errors(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
     with pytest.raises(ValueError, match="no params.yaml"):
-        find_root(tmp_path)
+        find_root()
     (tmp_path / "params.yaml").write_text("scale: laptop\nscale: smoke\n", encoding="utf-8")
     with pytest.raises(UserError, match="params.yaml"):
         load(tmp_path)

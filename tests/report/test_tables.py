@@ -15,11 +15,11 @@ from aero.published import load as load_paper
 from aero.published import table as printed_table
 from aero.records import csv_text
 from aero.report import claims
-from aero.report.costs import LatencyBound
+from aero.report.costs import LatencyBound, cost_rows
 from aero.report.papers import aero_entropy, entropy_landscape
 from aero.report.results import Results, load
 from aero.report.statistics import change
-from aero.report.tables import COLUMNS, COMPARED, FOLDER, cells_csv, comparisons, cost_rows, files, perplexities, table
+from aero.report.tables import COLUMNS, COMPARED, FOLDER, cells_csv, comparisons, files, perplexities, table
 
 
 def lines(results: Results, name: str) -> list[dict[str, str]]:

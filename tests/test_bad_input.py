@@ -66,10 +66,10 @@ def test_what_is_no_file_is_not_read(tmp_path):
     (tmp_path / "loop").symlink_to("loop")
     (tmp_path / "latin").write_bytes(b"caf\xe9")
     for path, said in (
-        (tmp_path / "pipe", "pipe is a pipe, socket or device; name a file"),
-        (Path("/dev/zero"), "/dev/zero is a pipe, socket or device"),
-        (tmp_path, "is a folder; name a file"),
-        (tmp_path / "loop", "loop is a link to itself"),
+        (tmp_path / "pipe", "pipe is a folder, pipe, socket or device; name a file"),
+        (Path("/dev/zero"), "/dev/zero is a folder, pipe, socket or device"),
+        (tmp_path, "is a folder, pipe, socket or device; name a file"),
+        (tmp_path / "loop", "Too many levels of symbolic links"),
         (tmp_path / "latin", "latin is not UTF-8 text"),
     ):
         refused(lambda path=path: text_of(path), said)

@@ -106,14 +106,6 @@ def test_numbers_are_those_that_dvc_reads(tmp_path):
             assert ruamel.yaml.YAML(typ="safe").load(opened)["regularizer"]["gamma"] == meant
 
 
-@pytest.mark.parametrize("written", ["010", "1_0", "1:30", "1:30.5", "1_:30", "yes", "-010"])
-def test_what_dvc_reads_in_another_way_is_refused(tmp_path, written):
-    path = tmp_path / "params.yaml"
-    path.write_text(f"steps: {written}\n", encoding="utf-8")
-    with pytest.raises(ValueError, match=f"line 1 has {written}"):
-        load(path)
-
-
 @pytest.mark.parametrize("name", ["params.yaml", "dvc.yaml", "catalogue/dvc.yaml"])
 def test_dvc_writes_these_files_as_they_stand(tmp_path, name):
     """So that `dvc exp run -S` and `dvc freeze` change only their own lines."""

@@ -68,7 +68,7 @@ class Training:
         which = [self.run, "--seed", str(self.seed), "--scale", self.scale, "--out", str(self.folder)]
         arguments = [*which, "--unless-done", *self.arguments]
         context = multiprocessing.get_context("forkserver")
-        context.set_forkserver_preload(["aero.uncollected", "torch._dynamo", "aero.training.run"])
+        context.set_forkserver_preload(["torch._dynamo", "aero.training.run"])
         process = context.Process(target=_train, args=(arguments, output.resolve(), self.here, dict(environment)))
         with _LOCK:
             process.start()

@@ -14,9 +14,12 @@ import threading
 from collections.abc import Callable, Collection, Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import yaml
+
+if TYPE_CHECKING:
+    from pydantic import ValidationError
 
 LONGEST_LINE = 1000
 """Characters of an error that are shown; it may quote a damaged file."""
@@ -186,6 +189,16 @@ def json_file(path: Path) -> dict[str, Any]:
     if not isinstance(values, dict):
         raise UserError(f"{path} must hold a mapping, not {got(values)}; restore it or make it again")
     return values
+
+
+def first_error(error: ValidationError) -> str:
+    """The first fault that pydantic found: its place, what is wrong and the value."""
+    first = error.errors()[0]
+    place = ".".join(str(part) for part in first["loc"])[:200]
+    message = cut(first["msg"].removeprefix("Value error, "))
+    shown = got(first["input"]) if isinstance(first["input"], str | int | float | None) else ""
+    more = f"; and {error.error_count() - 1} more" if error.error_count() > 1 else ""
+    return f"{place + ': ' if place else ''}{message}{shown}{more}"
 
 
 def got(value: Any) -> str:

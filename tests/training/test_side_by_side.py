@@ -19,7 +19,7 @@ def test_trainings_side_by_side_are_those_trained_alone(inside):
     folder = inside(train={"clip": 0.5})
     train_limited.main([*RUNS, "--seeds", "3", "--out", "alone", "--state", "a"])
     train_limited.main([*RUNS, "--seeds", "3", "--out", "together", "--state", "t", "--together", "2"])
-    alone, together = (read_trainings(folder / name, scale="smoke") for name in ("alone", "together"))
+    alone, together = (read_trainings(folder / name) for name in ("alone", "together"))
     assert alone.keys() == together.keys() and len(alone) == 3
     for key, one in alone.items():
         other = together[key]

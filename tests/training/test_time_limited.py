@@ -27,7 +27,7 @@ def without_time(training):
 
 
 def trainings(folder):
-    return read_trainings(folder, scale="smoke")
+    return read_trainings(folder)
 
 
 def test_results_are_those_of_the_single_stages_and_come_in_one_file(inside, capsys):

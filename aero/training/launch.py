@@ -1,28 +1,19 @@
 """Many trainings at once: on this machine, or as jobs of a cluster's scheduler through submitit.
 
 Every training is a process of its own (`stages.train`): one that fails stops no other, and one that was killed resumes
-when it is started again. The processes are forked from one that has PyTorch imported, which takes as long as a small
-training.
+when it is started again.
 """
 
 from __future__ import annotations
 
-import atexit
-import multiprocessing
 import os
 import queue
-import runpy
-import signal
 import subprocess
 import sys
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor, as_completed
-from contextlib import suppress
 from dataclasses import dataclass
-from multiprocessing import forkserver
-from multiprocessing.connection import wait
-from multiprocessing.process import BaseProcess
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -30,8 +21,6 @@ from aero.errors import UserError
 
 if TYPE_CHECKING:
     import submitit
-
-_LOCK = threading.Lock()  # starting a process looks at all others, and only one thread may read how one ended
 
 
 @dataclass(frozen=True)
@@ -59,28 +48,24 @@ class Training:
 
         return DelayedSubmission(self)
 
-    def execute(self, environment: Mapping[str, str], started: Callable[[BaseProcess], None]) -> str | None:
+    def execute(self, environment: Mapping[str, str], started: Callable[[subprocess.Popen], None]) -> str | None:
         """`__call__` with further environment variables; `started` is called with the process."""
         output = self.folder / "output.txt"
         output.parent.mkdir(parents=True, exist_ok=True)
-        output.touch()
-        begin = output.stat().st_size
         which = [self.run, "--seed", str(self.seed), "--scale", self.scale, "--out", str(self.folder)]
-        arguments = [*which, "--unless-done", *self.arguments]
-        context = multiprocessing.get_context("forkserver")
-        context.set_forkserver_preload(["torch._dynamo", "aero.training.run"])
-        process = context.Process(target=_train, args=(arguments, output.resolve(), self.here, dict(environment)))
-        with _LOCK:
-            process.start()
+        command = [sys.executable, "-m", "stages.train", *which, "--unless-done", *self.arguments]
+        with open(output, "ab") as file:
+            begin = file.tell()
+            process = subprocess.Popen(
+                command, cwd=self.here, env=os.environ | environment, stdout=file, stderr=subprocess.STDOUT
+            )
         try:
             started(process)
-            wait([process.sentinel])
+            status = process.wait()
         finally:
             # If the scheduler interrupts the wait, no process may keep the lock on the state.
             process.terminate()
-            with _LOCK:
-                process.join()
-        status = process.exitcode or 0
+            process.wait()
         if status < 0:
             return f"killed by signal {-status}, see {output}"
         if status:
@@ -88,25 +73,6 @@ class Training:
             line = next((line.strip() for line in reversed(said) if line.strip()), f"exit status {status}")
             return line.removeprefix("error: ")
         return None
-
-
-def _train(arguments: list[str], output: Path, here: Path, environment: dict[str, str]) -> None:
-    """`python -m stages.train` in the folder `here`; what is printed is added to the file `output`."""
-    os.chdir(here)
-    os.environ.update(environment)
-    with open(output, "ab") as file:
-        os.dup2(file.fileno(), 1)
-        os.dup2(file.fileno(), 2)
-    sys.argv = ["stages.train", *arguments]
-    runpy.run_module("stages.train", run_name="__main__", alter_sys=True)
-
-
-@atexit.register
-def _end() -> None:
-    """End the fork server at once: by itself it takes seconds, and keeps our output open meanwhile."""
-    if (pid := forkserver._forkserver._forkserver_pid) is not None:
-        with suppress(ProcessLookupError):
-            os.kill(pid, signal.SIGKILL)
 
 
 def run_here(
@@ -119,16 +85,15 @@ def run_here(
     slots: queue.SimpleQueue[int] = queue.SimpleQueue()
     for slot in range(jobs):
         slots.put(slot)
-    running: dict[int, BaseProcess] = {}
+    running: dict[int, subprocess.Popen] = {}
     stopped = threading.Event()
-    # Read by PyTorch when the fork server imports it.
     os.environ.setdefault("OMP_NUM_THREADS", str(max(1, len(os.sched_getaffinity(0)) // jobs)))
 
     def one(training: Training) -> str | None:
         slot = slots.get()
         environment = {"CUDA_VISIBLE_DEVICES": gpus[slot % len(gpus)]} if gpus else {}
 
-        def started(process: BaseProcess) -> None:
+        def started(process: subprocess.Popen) -> None:
             running[slot] = process
             if stopped.is_set():
                 process.terminate()

@@ -105,8 +105,7 @@ def train_in_turn(
     """Train one run after the other and measure their entropies, while there is time.
 
     folder_of: folder of metrics.json, entropy.json, log.csv and the state of an unfinished run; no checkpoint is
-    written. A run that fails stops no other. A run that fails when compiled is trained again without compiling. Ends
-    after the run that the limit stops.
+    written. A run that fails stops no other. Ends after the run that the limit stops.
     """
     device = device or default_device()
     for run in runs:
@@ -118,7 +117,8 @@ def train_in_turn(
             continue
         watch = _Stopwatch()
         try:
-            metrics = _train(run, tokens, folder, limit, device, watch)
+            with lock(folder / STATE):
+                metrics = train_run(run, tokens, folder, device, stop=limit.stop, observers=[watch], checkpoint=False)
         except Exception as error:  # a failing run must not cost the time of the others
             line = f"{type(error).__name__}: {' '.join(str(error).split())[:500]}"
             yield Ending(run, "failed", line=str(error) if isinstance(error, ValueError) else line)
@@ -130,24 +130,6 @@ def train_in_turn(
             yield Ending(run, "unfinished")
             return
         yield Ending(run, "finished", metrics)
-
-
-def _train(
-    run: ResolvedRun, tokens: Tokens, folder: Path, limit: Limit, device: str, watch: _Stopwatch
-) -> dict[str, Any] | None:
-    def once() -> dict[str, Any] | None:
-        return train_run(run, tokens, folder, device, stop=limit.stop, observers=[watch], checkpoint=False)
-
-    with lock(folder / STATE):
-        try:
-            return once()
-        except Exception as error:
-            if isinstance(error, ValueError) or not (run.train.compile and device.startswith("cuda")):
-                raise
-            print(f"{run.label}: {type(error).__name__}, again without compiling: {str(error)[:300]}", flush=True)
-            _free_memory(device)
-            with torch.compiler.set_stance("force_eager"):
-                return once()
 
 
 def _free_memory(device: str) -> None:

@@ -161,14 +161,8 @@ def train_side_by_side(
         else:
             todo.append(run)
     for first in range(0, len(todo), together):
-        if not limit.may_start():
-            return
-        stopped = False
-        for ending in _train_group(todo[first : first + together], tokens_of, folder_of, limit, device):
-            stopped = stopped or ending.how == "unfinished"
-            yield ending
-        if stopped:
-            return
+        if limit.may_start():
+            yield from _train_group(todo[first : first + together], tokens_of, folder_of, limit, device)
 
 
 def _train_group(

@@ -80,11 +80,9 @@ def model_config(values: Any) -> ModelConfig:
 
 def _check_fit(tensors: Mapping[str, torch.Tensor], wanted: Mapping[str, torch.Tensor]) -> None:
     """ValueError unless `tensors` have the names, shapes and types of `wanted`."""
-    found, expected = ({name: (x.dtype, tuple(x.shape)) for name, x in some.items()} for some in (tensors, wanted))
-    if odd := sorted(name for name in found | expected if found.get(name) != expected.get(name)):
-        raise ValueError(
-            f"tensor {odd[0]!r} is {found.get(odd[0])}, not {expected.get(odd[0])}; {len(odd)} in all differ"
-        )
+    expected, found = ({name: f"{x.dtype} {tuple(x.shape)}" for name, x in some.items()} for some in (wanted, tensors))
+    if odd := [name for name in expected | found if expected.get(name) != found.get(name)]:
+        raise ValueError(f"tensor {odd[0]!r} is {found.get(odd[0])}, not {expected.get(odd[0])}; {len(odd)} differ")
 
 
 def write_tensors(path: Path | str, tensors: dict[str, torch.Tensor], header: dict[str, str]) -> None:

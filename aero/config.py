@@ -48,8 +48,6 @@ DEFAULT_SET = Path("runs/default")
 """Folder of the trainings of `dvc repro`."""
 MEASURED = "measured"
 """Device of a scale whose speed is taken from its committed results."""
-NOT_TRAINED = ("kv_heads", "rotary_base")
-"""Switches of `ModelConfig` that only models from elsewhere have."""
 TRAINING_VERSION = 1
 """Raise it when a change of the training code changes results: trainings of an earlier version are then done again."""
 
@@ -267,16 +265,16 @@ class ResolvedRun:
         """What determines the training: architecture, sizes, recipe, regulariser, corpus, seed. manifest: that of the
         token files.
         """
+        model = dataclasses.asdict(self.model_config(manifest["vocabulary"]))
+        del model["kv_heads"], model["rotary_base"]  # only models from elsewhere have these switches
+        if not model["log_temperature"]:
+            del model["log_temperature"]  # so that earlier hashes stay
         return {
             "seed": self.seed,
             "run": self.name,
             "scale": self.scale,
             "architecture": str(self.architecture),
-            "model": {
-                name: value
-                for name, value in dataclasses.asdict(self.model_config(manifest["vocabulary"])).items()
-                if name not in NOT_TRAINED and (value or name != "log_temperature")  # so that earlier hashes stay
-            },
+            "model": model,
             "train": self.train.recipe(),
             "regularizer": self.regularized if self.architecture.entropy_regularized else None,
             "corpus": manifest["corpus"]["name"],

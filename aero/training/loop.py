@@ -212,14 +212,10 @@ class Trainer:
             waits = processes.several and part < accumulation - 1
             with self.together.no_sync() if waits else contextlib.nullcontext():
                 cross_entropy, penalty = self.losses(ids)
-                objective = cross_entropy
-                if penalty is not None:
-                    objective = cross_entropy + self.regularizer.lambda_ * penalty
+                objective = cross_entropy + self.regularizer.lambda_ * penalty
                 self.scaler.scale(objective / accumulation).backward()
             parts.append(ids)
-            measured += [cross_entropy.detach().double(), torch.zeros_like(cross_entropy).double()]
-            if penalty is not None:
-                measured[-1] = penalty.detach().double()
+            measured += [cross_entropy.detach().double(), penalty.detach().double()]
         self.scaler.unscale_(self.optimizer)
         measured.append(clip(self.model, settings.clip).double())
         *values, norm = torch.stack(measured).tolist()  # one transfer a step: a GPU waits for each
@@ -232,11 +228,12 @@ class Trainer:
         )
         return Step(loss, penalty, norm, parts, losses)
 
-    def losses(self, ids: Tensor) -> tuple[Tensor, Tensor | None]:
-        """Cross-entropy of a micro-batch, and its penalty on entropies if the architecture has one."""
+    def losses(self, ids: Tensor) -> tuple[Tensor, Tensor]:
+        """Cross-entropy of a micro-batch, and its penalty on entropies, 0 if the architecture has none."""
         with _autocast(self.settings.precision, self.device):
             if not self.architecture.entropy_regularized:
-                return self.token_loss(self.together(ids), ids), None
+                cross_entropy = self.token_loss(self.together(ids), ids)
+                return cross_entropy, torch.zeros_like(cross_entropy)
             logits, entropies = self.together(ids, entropy=True)
             penalty = self._penalty(entropies.float())
             return self.token_loss(logits, ids), penalty

@@ -27,10 +27,6 @@ from aero.training.kernels import eager
 from aero.training.log import LiveLog, columns
 from aero.training.loop import Regularizer, Trainer, evaluate, train
 
-ENTROPY_BATCH = 32
-"""Sequences a batch when entropies are measured."""
-LARGE_BATCH = 16_384
-"""Tokens of an evaluation batch on a GPU."""
 UNFINISHED, STATE = "log.unfinished.csv", "resume.safetensors"
 """The log until its training is over, and the state from which the training resumes."""
 
@@ -134,12 +130,12 @@ def _columns(run: ResolvedRun) -> list[str]:
 
 
 def _held_out(run: ResolvedRun, tokens: Tokens, count: int, device: str = "cpu") -> list[torch.Tensor]:
-    """Held-out batches; on a GPU all but the first, on which the log's statistics are measured, are large."""
+    """Held-out batches; on a GPU all but the first, on which the log's statistics are measured, have 16,384 tokens."""
     sizes, packing = run.sizes, run.corpus.packing
     batches = list(evaluation_batches(tokens.valid, sizes.context, run.train.batch_size, count, packing))
     if device == "cpu" or len(batches) == 1:
         return batches
-    return [batches[0], *torch.cat(batches[1:]).split(max(run.train.batch_size, LARGE_BATCH // sizes.context))]
+    return [batches[0], *torch.cat(batches[1:]).split(max(run.train.batch_size, 16_384 // sizes.context))]
 
 
 def _final_loss(run: ResolvedRun, training: Trainer, tokens: Tokens) -> float | None:
@@ -249,7 +245,7 @@ def write_entropy(
     """
     path.unlink(missing_ok=True)
     config = model.config
-    batches = evaluation_batches(tokens.valid, config.context, ENTROPY_BATCH, run.entropy_tokens, run.corpus.packing)
+    batches = evaluation_batches(tokens.valid, config.context, 32, run.entropy_tokens, run.corpus.packing)
     model.eval()  # in training mode a spectral norm would iterate
     try:
         with eager():

@@ -21,11 +21,6 @@ from aero.records import Row, lock
 from aero.training.distributed import default_device
 from aero.training.run import STATE, finished_metrics, train_run
 
-SAFETY = 1.25
-"""Time reserved to start and to end a run: the longest so far, times this."""
-FIRST_SHARE = 0.04
-"""The same before the first run: this share of the time limit."""
-
 How = Literal["finished", "found", "unfinished", "failed"]
 
 
@@ -60,9 +55,10 @@ class Limit:
         return float("inf") if self.seconds is None else self.began + self.seconds - time.monotonic()
 
     def reserve(self, measured: float | None) -> float:
+        """Seconds kept free to start or end a run: 1.25 times the longest so far, before the first 4 % of the limit."""
         if self.seconds is None:
             return 0.0
-        return FIRST_SHARE * self.seconds if measured is None else SAFETY * measured
+        return 0.04 * self.seconds if measured is None else 1.25 * measured
 
     def may_start(self) -> bool:
         """Whether there is time to start a run and save it."""

@@ -70,7 +70,7 @@ def test_a_gradient_whose_norm_overflows_float32_is_clipped(inside, monkeypatch)
     folder, tokens = inside(), open_tokens("runs/tokens")
     training = CapturedTraining(load().resolve("sm-r", 1), tokens, folder / "x", "cpu")
     plain = training.trainer.losses
-    monkeypatch.setattr(training.trainer, "losses", lambda ids: (plain(ids)[0] * 1e25, None))
+    monkeypatch.setattr(training.trainer, "losses", lambda ids: (plain(ids)[0] * 1e25, plain(ids)[1]))
     before = [parameter.clone() for parameter in training.trainer.model.parameters()]
     training.advance()
     assert training.log() and training.trainer.outcome.rows[0]["gradient_norm"] > 1e24

@@ -26,6 +26,11 @@ LARGEST_SIZE, MOST_LAYERS = 2**20, 256
 
 def save(path: Path | str, model: GPT, **metadata: str) -> None:
     """Write `model` to `path`, atomically."""
+    write_together({Path(path): packed(model, **metadata)})
+
+
+def packed(model: GPT, **metadata: str) -> bytes:
+    """The content of a checkpoint of `model`."""
     tensors = {name: tensor.detach().contiguous() for name, tensor in model.state_dict().items()}
     header = {
         "format": FORMAT,
@@ -33,7 +38,7 @@ def save(path: Path | str, model: GPT, **metadata: str) -> None:
         "config": json.dumps(dataclasses.asdict(model.config)),
         **metadata,
     }
-    write_tensors(path, tensors, header)
+    return _packed(tensors, header)
 
 
 def load(path: Path | str) -> GPT:
@@ -86,13 +91,15 @@ def _check_fit(tensors: Mapping[str, torch.Tensor], wanted: Mapping[str, torch.T
 
 
 def write_tensors(path: Path | str, tensors: dict[str, torch.Tensor], header: dict[str, str]) -> None:
-    """Write a safetensors file, as a whole or not at all. OSError if that fails.
+    """Write a safetensors file, as a whole or not at all. OSError if that fails."""
+    write_together({Path(path): _packed(tensors, header)})
 
-    The header is one JSON entry of the metadata (safetensors writes several entries in random order; equal contents
-    give equal files). It contains the SHA-256 of header and tensors, which `read_tensors` checks.
-    """
+
+def _packed(tensors: dict[str, torch.Tensor], header: dict[str, str]) -> bytes:
+    """A safetensors file. The header is one JSON entry of its metadata: safetensors writes several in random order, and
+    equal contents give equal files. It contains the SHA-256 of header and tensors, which `read_tensors` checks."""
     header = header | {"sha256": digest(tensors, header)}
-    write_together({Path(path): safetensors.torch.save(tensors, {"aero": json.dumps(header, sort_keys=True)})})
+    return safetensors.torch.save(tensors, {"aero": json.dumps(header, sort_keys=True)})
 
 
 def read_tensors(
@@ -100,7 +107,7 @@ def read_tensors(
 ) -> tuple[dict[str, torch.Tensor], dict[str, str]]:
     """Tensors and metadata of a safetensors file. ValueError if missing, damaged or not of `expected_format`.
 
-    The SHA-256 of `write_tensors` is checked unless `header_only`.
+    The SHA-256 is checked unless `header_only`.
     """
     try:
         check_file(Path(path))

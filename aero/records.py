@@ -215,7 +215,7 @@ def write_trainings(folder: Path, trainings: Iterable[Training]) -> None:
                     line = json.dumps({"run": run, "seed": seed} | content, allow_nan=False, separators=(",", ":"))
                     lines[name].append(line + "\n")
         contents = {folder / name: "".join(lines[name]) for name in reversed(FILES)}
-        _write_temporary(contents, list(contents))
+        _write_temporary(contents)
         for path in contents:
             os.replace(temporary(path), path)
 
@@ -300,33 +300,31 @@ def write_text(path: Path, text: str) -> None:
     write_together({path: text})
 
 
-def write_together(contents: Mapping[Path, str | bytes], beside: Sequence[Path] = ()) -> None:
+def write_together(contents: Mapping[Path, str | bytes]) -> None:
     """Write files that belong together: all beside their places, flushed to disk, before the first one is renamed.
 
     The last one describes the others, so it is removed first and renamed last: whoever finds it finds its own files. If
-    one cannot be written, all stay as they were. beside: files of the same set that already lie at `temporary` of their
-    places.
+    one cannot be written, all stay as they were.
     """
-    paths = [*beside, *contents]
-    for path in paths:
-        path.parent.mkdir(parents=True, exist_ok=True)
-    _write_temporary(contents, paths)
-    if len(paths) > 1:
-        paths[-1].unlink(missing_ok=True)
-    for path in paths:
+    _write_temporary(contents)
+    *others, last = contents
+    if others:
+        last.unlink(missing_ok=True)
+    for path in contents:
         os.replace(temporary(path), path)
 
 
-def _write_temporary(contents: Mapping[Path, str | bytes], paths: Sequence[Path]) -> None:
-    """Write `contents` beside their places; if one fails, remove what lies beside `paths`."""
+def _write_temporary(contents: Mapping[Path, str | bytes]) -> None:
+    """Write `contents` beside their places, all or none."""
     try:
         for path, content in contents.items():
+            path.parent.mkdir(parents=True, exist_ok=True)
             with open(temporary(path), "wb") as file:
                 file.write(content.encode() if isinstance(content, str) else content)
                 file.flush()
                 os.fsync(file.fileno())
     except BaseException:
-        for path in paths:
+        for path in contents:
             temporary(path).unlink(missing_ok=True)
         raise
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import math
 import time
@@ -12,15 +13,14 @@ from typing import Any
 import torch
 
 from aero import records
-from aero.checkpoint import load, save
+from aero.checkpoint import load, packed
 from aero.config import Parameters, ResolvedRun
-from aero.data.base import sha256_of
 from aero.data.batches import Batches, evaluation_batches
 from aero.data.tokens import Tokens, open_tokens, tokens_folder
 from aero.entropy import measure
 from aero.errors import UserError
 from aero.model import GPT
-from aero.records import temporary, write_text, write_together
+from aero.records import write_text, write_together
 from aero.training.diagnostics import find_nonfinite
 from aero.training.distributed import ALONE, Processes, default_device
 from aero.training.kernels import eager
@@ -98,7 +98,7 @@ def finish_run(
 
     more: further provenance.
     """
-    model, place = training.outcome.model, folder / "checkpoint.safetensors"
+    model, contents = training.outcome.model, {}
     metrics = _metrics(run, training, tokens, _final_loss(run, training, tokens))
     metrics["provenance"] |= {
         "started": training.started,
@@ -110,14 +110,13 @@ def finish_run(
         return metrics
     if checkpoint:
         named = {"run": run.name, "seed": str(run.seed), "config_hash": metrics["config_hash"]}
-        save(temporary(place), model, **named, tokenizer_sha256=metrics["provenance"]["tokenizer_sha256"])
-        metrics["provenance"]["checkpoint_sha256"] = sha256_of(temporary(place))
+        written = packed(model, **named, tokenizer_sha256=metrics["provenance"]["tokenizer_sha256"])
+        metrics["provenance"]["checkpoint_sha256"] = hashlib.sha256(written).hexdigest()
+        contents[folder / "checkpoint.safetensors"] = written
     write_entropy(folder / "entropy.json", model, metrics, tokens, run, training.device)
-    texts = {
-        folder / "log.csv": records.csv_text(_columns(run), training.outcome.rows),
-        folder / "metrics.json": json.dumps(metrics, indent=1, allow_nan=False) + "\n",
-    }
-    write_together(texts, beside=[place] if checkpoint else [])
+    contents[folder / "log.csv"] = records.csv_text(_columns(run), training.outcome.rows)
+    contents[folder / "metrics.json"] = json.dumps(metrics, indent=1, allow_nan=False) + "\n"
+    write_together(contents)
     (folder / UNFINISHED).unlink(missing_ok=True)
     return metrics
 

@@ -296,23 +296,14 @@ class Trainer:
             # Micro-batches with a non-finite loss come first; every process takes as many turns.
             for turn in sorted(range(len(result.parts)), key=lambda index: math.isfinite(result.losses[index])):
                 ids = result.parts[turn]
-                found = diagnostics.find_nonfinite(self.model, ids, step, self.processes, self._backward(ids))
-                if found["where"] != "gradient":
+                found = diagnostics.find_nonfinite(self.model, ids, step, self.processes)
+                if not found["where"].startswith("gradient"):
                     break
             self.outcome.first_nonfinite = found
             row |= diagnostics.layer_columns(self.model, ids)
         overflows = [f"overflow_layer_{layer}" for layer in range(self.config.layers)]
         counts = self.processes.total(*(row[name] for name in overflows))
         return row | {name: int(count) for name, count in zip(overflows, counts, strict=True)}
-
-    def _backward(self, ids: Tensor) -> diagnostics.Backward:
-        def backward(states: list[Tensor], entropies: list[Tensor]) -> None:
-            value = next_token_loss(self.model.logits(states[-1]), ids)
-            if entropies:
-                value = value + self.regularizer.lambda_ * self._penalty(torch.stack(entropies).float())
-            self.scaler.scale(value / self.settings.accumulation).backward()
-
-        return backward
 
     def _row(self, done: int, result: Step) -> Row:
         settings = self.settings

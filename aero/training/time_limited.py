@@ -17,6 +17,7 @@ import torch
 
 from aero.config import ResolvedRun
 from aero.data.tokens import Tokens
+from aero.errors import one_line
 from aero.records import Row, lock
 from aero.training.distributed import default_device
 from aero.training.run import STATE, finished_metrics, train_run
@@ -116,8 +117,7 @@ def train_in_turn(
             with lock(folder / STATE):
                 metrics = train_run(run, tokens, folder, device, stop=limit.stop, observers=[watch], checkpoint=False)
         except Exception as error:  # a failing run must not cost the time of the others
-            line = f"{type(error).__name__}: {' '.join(str(error).split())[:500]}"
-            yield Ending(run, "failed", line=str(error) if isinstance(error, ValueError) else line)
+            yield Ending(run, "failed", line=one_line(error))
             continue
         finally:
             _free_memory(device)

@@ -333,7 +333,7 @@ def break_norm(model):
     [
         (break_output, "block output", 1),
         (break_weights, "gradient of weights", 0),
-        (break_output_gradient, "gradient of block output", 0),
+        (break_output_gradient, "gradient of weights", 0),
     ],
 )
 def test_the_first_layer_that_is_not_finite_is_named(how, where, layer, architecture, monkeypatch):

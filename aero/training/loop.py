@@ -202,9 +202,8 @@ class Trainer:
     def train_step(self, step: int) -> Step:
         """Gradient of the batch of `step`, accumulated over micro-batches and clipped; no update yet."""
         settings, processes, accumulation = self.settings, self.processes, self.settings.accumulation
-        self.factor = learning_rate_factor(settings, step)
         for group in self.optimizer.param_groups:
-            group["lr"] = settings.learning_rate * self.factor
+            group["lr"] = settings.learning_rate * learning_rate_factor(settings, step)
         parts: list[Tensor] = []
         measured: list[Tensor] = []  # loss and penalty of each micro-batch, then the norm of the gradient
         for part in range(accumulation):
@@ -312,7 +311,7 @@ class Trainer:
             "tokens": done * settings.batch_size * settings.accumulation * self.config.context,
             "train_loss": finite(result.loss),
             "regularization": finite(result.penalty),
-            "learning_rate": settings.learning_rate * self.factor,
+            "learning_rate": settings.learning_rate * learning_rate_factor(settings, done - 1),
             "gradient_norm": finite(result.norm),
             "seconds": round(time.monotonic() - self.began, 3),
         }

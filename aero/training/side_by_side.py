@@ -123,7 +123,6 @@ class CapturedTraining:
             values = self.results[trainer.outcome.steps_done : done].tolist()
             if not all(math.isfinite(value) for row in values for value in row):
                 return False
-            trainer.factor = learning_rate_factor(self.run.train, done - 1)
             row = trainer.log_row(done - 1, Step(*values[-1], [], []))
             trainer.outcome.rows.append(row)
         return True

@@ -95,7 +95,6 @@ def train(
     training: Trainer,
     state_path: Path | None = None,
     state_hash: str = "",
-    progress: bool = True,
     label: str = "",
     stop: Callable[[], bool] | None = None,
     observers: Sequence[Any] = (),
@@ -113,7 +112,7 @@ def train(
     training.resume(state_path, state_hash)
     settings, processes = training.settings, training.processes
     outcome, observers = training.outcome, observers if processes.first else ()
-    hidden = None if progress and processes.first else True
+    hidden = None if processes.first else True  # None: shown in a terminal
     done = outcome.steps_done
     bar = tqdm(total=settings.steps, initial=done, desc=label, unit="step", disable=hidden, mininterval=1.0)
     noted = contextlib.nullcontext(lambda: False) if processes.several else interruption_noted()

@@ -36,7 +36,6 @@ def train_run(
     tokens: Tokens,
     folder: Path,
     device: str | None = None,
-    progress: bool = True,
     stop: Callable[[], bool] | None = None,
     processes: Processes = ALONE,
     observers: Sequence[Any] = (),
@@ -64,7 +63,7 @@ def train_run(
         observers = [LiveLog(folder / UNFINISHED, _columns(run)), *observers]
     try:
         training = trainer_of(run, tokens, device, processes)
-        outcome = train(training, folder / STATE, state_hash, progress, run.label, stop, observers)
+        outcome = train(training, folder / STATE, state_hash, run.label, stop, observers)
     except torch.OutOfMemoryError as error:
         raise UserError(
             f"{run.name} does not fit into the memory of {device}: {str(error).splitlines()[0]} "

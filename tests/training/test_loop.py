@@ -74,7 +74,7 @@ EVALUATION = [(torch.arange(8)[None] + torch.arange(4)[:, None]) % 32]
 def run(settings=None, architecture="EReg(SM(t)+ScFuFFN)", source=None, **more):
     torch.set_num_threads(1)
     parts = parse(architecture), CONFIG, settings or Settings(), REGULARIZER, source or Source(), EVALUATION
-    return train(Trainer(*parts, seed=7), progress=False, **more)
+    return train(Trainer(*parts, seed=7), **more)
 
 
 @pytest.fixture

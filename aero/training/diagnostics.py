@@ -68,19 +68,15 @@ def find_nonfinite(model: GPT, ids: Tensor, step: int, processes: Processes = AL
         states, _ = model.hidden_states(ids)
         values = [*states, model(ids)]
     model.train()
-    # 0: embedding, 1 … L: blocks, L + 1: logits, L + 2: none of them
-    place = next((index for index, value in enumerate(values) if not torch.isfinite(value).all()), len(values))
-    place = processes.lowest(place)
-    if place == 0:
-        return {"step": step, "layer": None, "where": "embedding"}
-    if place < len(states):
-        return {"step": step, "layer": place - 1, "where": "block output"}
-    if place == len(states):
-        return {"step": step, "layer": None, "where": "logits"}
-    for layer, block in reversed(list(enumerate(model.blocks))):
+    layers = list(enumerate(model.blocks))
+    places = [(None, "embedding"), *((layer, "block output") for layer, _ in layers), (None, "logits")]
+    for layer, block in reversed(layers):
         if not all(torch.isfinite(p.grad).all() for p in block.parameters() if p.grad is not None):
-            return {"step": step, "layer": layer, "where": "gradient of weights"}
-    return {"step": step, "layer": None, "where": "gradient"}
+            places.append((layer, "gradient of weights"))
+    places.append((None, "gradient"))
+    first = next((index for index, value in enumerate(values) if not torch.isfinite(value).all()), len(values))
+    layer, where = places[processes.lowest(first)]
+    return {"step": step, "layer": layer, "where": where}
 
 
 def finite(value: float) -> float | None:

@@ -22,10 +22,7 @@ from typing import Literal
 
 from aero.errors import cut
 
-Block = Literal["pre_ln", "he_hofmann"]
 FFN = Literal["gelu", "relu", "leaky_relu", "swiglu", "linear", "fused"]
-Slope = Literal["layer", "global"]
-WeightNorm = Literal["weight", "spectral"]
 
 ACTIVATIONS: dict[FFN, str] = {"gelu": "G", "relu": "R", "leaky_relu": "LeakyR", "swiglu": "SwiGLU"}
 NORMED: dict[str, tuple[str, ...]] = {
@@ -85,9 +82,9 @@ class Architecture:
     pruned: int = 0
     temperature: bool = False
     entropy_regularized: bool = False
-    block: Block = "pre_ln"
-    slope: Slope | None = None
-    weight_norm: WeightNorm | None = None
+    block: Literal["pre_ln", "he_hofmann"] = "pre_ln"
+    slope: Literal["layer", "global"] | None = None
+    weight_norm: Literal["weight", "spectral"] | None = None
     normed: tuple[str, ...] = ()
     core: str = "softmax"
 

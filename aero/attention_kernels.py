@@ -22,7 +22,6 @@ GAIN_GRADIENT_LIMIT = 1.0
 """Gradient clipping keeps the norm of the gradient of each gamma at most this. The paper states no bound."""
 
 Probabilities = Callable[[Tensor, Tensor, float, Tensor | None], Tensor]
-GainRule = Literal["free", "fixed", "gradient_clip", "weight_clip"]
 
 
 def softmax_core(query: Tensor, key: Tensor, scale: float = 1.0, allowed: Tensor | None = None) -> Tensor:
@@ -93,7 +92,7 @@ class Core:
 
     title: str
     probabilities: Probabilities
-    gains: GainRule | None = None
+    gains: Literal["free", "fixed", "gradient_clip", "weight_clip"] | None = None
     reparametrised: bool = False
 
 

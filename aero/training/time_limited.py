@@ -22,15 +22,13 @@ from aero.records import Row, lock
 from aero.training.distributed import default_device
 from aero.training.run import STATE, finished_metrics, train_run
 
-How = Literal["finished", "found", "unfinished", "failed"]
-
 
 @dataclass(frozen=True)
 class Ending:
     """How one training ended. found: it was done before. metrics: of a finished or found one."""
 
     run: ResolvedRun
-    how: How
+    how: Literal["finished", "found", "unfinished", "failed"]
     metrics: dict[str, Any] | None = None
     line: str = ""
 

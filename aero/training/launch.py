@@ -67,10 +67,8 @@ class Training:
         if status < 0:
             return f"killed by signal {-status}, see {output}"
         if status:
-            said = output.read_text(encoding="utf-8", errors="replace").strip().splitlines() or [
-                f"exit status {status}"
-            ]
-            return said[-1].removeprefix("error: ")
+            said = output.read_text(encoding="utf-8", errors="replace").strip().splitlines()
+            return said[-1].removeprefix("error: ") if said else f"exit status {status}"
         return None
 
 

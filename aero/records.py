@@ -17,7 +17,7 @@ import os
 import platform
 import re
 import subprocess
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cache
 from pathlib import Path
@@ -205,7 +205,7 @@ def _by_run(path: Path, problems: list[str] | None, kind: type[BaseModel] | None
 
 def write_trainings(folder: Path, trainings: Iterable[Training]) -> None:
     """Add trainings to the committed results in `folder` (results/SCALE), replacing those of the same run and seed."""
-    with _alone_in(folder):
+    with _alone_in([folder]):
         merged = read_trainings(folder) | {training.key: training for training in trainings}
         lines: dict[str, list[str]] = {name: [] for name in FILES}
         for (run, seed), training in sorted(merged.items()):
@@ -306,19 +306,19 @@ def write_together(contents: Mapping[Path, str | bytes]) -> None:
     The last one describes the others, so it is removed first and renamed last: whoever finds it finds its own files. If
     one cannot be written, all stay as they were.
     """
-    _write_temporary(contents)
     *others, last = contents
-    if others:
-        last.unlink(missing_ok=True)
-    for path in contents:
-        os.replace(temporary(path), path)
+    with _alone_in({path.parent for path in contents}):
+        _write_temporary(contents)
+        if others:
+            last.unlink(missing_ok=True)
+        for path in contents:
+            os.replace(temporary(path), path)
 
 
 def _write_temporary(contents: Mapping[Path, str | bytes]) -> None:
     """Write `contents` beside their places, all or none."""
     try:
         for path, content in contents.items():
-            path.parent.mkdir(parents=True, exist_ok=True)
             with open(temporary(path), "wb") as file:
                 file.write(content.encode() if isinstance(content, str) else content)
                 file.flush()
@@ -330,16 +330,16 @@ def _write_temporary(contents: Mapping[Path, str | bytes]) -> None:
 
 
 @contextlib.contextmanager
-def _alone_in(folder: Path) -> Iterator[None]:
-    """Hold a lock on `folder` against other processes that add trainings to it."""
-    folder.mkdir(parents=True, exist_ok=True)
-    descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
-    try:
-        with contextlib.suppress(OSError):  # a file system without locks
-            fcntl.flock(descriptor, fcntl.LOCK_EX)
+def _alone_in(folders: Collection[Path]) -> Iterator[None]:
+    """Hold a lock on `folders` against other processes that write there; sorted, so that none waits in a circle."""
+    with contextlib.ExitStack() as held:
+        for folder in sorted({folder.resolve() for folder in folders}):
+            folder.mkdir(parents=True, exist_ok=True)
+            descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
+            held.callback(os.close, descriptor)
+            with contextlib.suppress(OSError):  # a file system without locks
+                fcntl.flock(descriptor, fcntl.LOCK_EX)
         yield
-    finally:
-        os.close(descriptor)
 
 
 @contextlib.contextmanager

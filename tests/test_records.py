@@ -14,7 +14,7 @@ import pytest
 
 from aero import records
 from aero.errors import UserError
-from aero.records import FILES, read_rows, read_trainings, write_text, write_together, write_trainings
+from aero.records import FILES, read_rows, read_trainings, temporary, write_text, write_together, write_trainings
 from aero.report.results import load
 from aero.training import catalogue
 from stages import merge_results, report
@@ -251,27 +251,20 @@ def test_files_that_belong_together_come_together_or_not_at_all(tmp_path):
     assert [path.read_text() for path in (one, other, last)] == ["1", "2", "3"]
 
 
-def test_a_second_writer_waits_for_the_first(project, laptop, monkeypatch):
-    """Each reads the trainings that are there before it writes, so that none is lost."""
-    replaced, others = os.replace, []
-    code = "from pathlib import Path; from aero.records import Training, write_trainings; import json; "
-    code += (
-        f"write_trainings(Path('results/laptop'), [Training(json.loads({json.dumps(laptop['sm-r', 1337].metrics)!r}))])"
-    )
+WRITER = "import sys; from pathlib import Path; from aero.records import write_text; write_text(Path(sys.argv[1]), 'b')"
+
+
+def test_a_second_writer_waits_for_the_first(tmp_path, monkeypatch):
+    path, renamed, others, found = tmp_path / "result.json", os.replace, [], []
 
     def slow(source, target):
-        if not others:
-            others.append(subprocess.Popen([sys.executable, "-c", code]))
-            time.sleep(2)
-            assert others[0].poll() is None
-        replaced(source, target)
+        others.append(subprocess.Popen([sys.executable, "-c", WRITER, str(path)]))
+        time.sleep(2)
+        found.append((others[0].poll(), temporary(path).read_text()))
+        renamed(source, target)
+        found.append(path.read_text())
 
     monkeypatch.setattr(os, "replace", slow)
-    write_trainings(Path("results/laptop"), [laptop["sm", 1337]])
+    write_text(path, "a")
     assert others[0].wait(20) == 0
-    assert sorted(read_trainings(Path("results/laptop"))) == [
-        ("sm", 1337),
-        ("sm-ln-g", 1337),
-        ("sm-ln-g", 1338),
-        ("sm-r", 1337),
-    ]
+    assert found == [(None, "a"), "a"] and path.read_text() == "b"

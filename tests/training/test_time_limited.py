@@ -54,6 +54,8 @@ def test_results_are_those_of_the_single_stages_and_come_in_one_file(inside, cap
     assert (folder / "home/metrics.jsonl").read_bytes() == before
     report = json.loads((folder / "home/report.json").read_text())
     assert report["left"] == [] and [line["how"] for line in report["trainings"]] == ["finished"] * 2
+    with pytest.raises(UserError, match="home has trainings of scale smoke"):
+        train_limited.main(["sm-r", "--scale", "laptop", "--out", "home"])
 
 
 def test_what_was_trained_on_this_machine_goes_out_again_until_it_is_merged(inside):

@@ -22,10 +22,7 @@ from typing import Literal
 
 from aero.errors import cut
 
-Block = Literal["pre_ln", "he_hofmann"]
 FFN = Literal["gelu", "relu", "leaky_relu", "swiglu", "linear", "fused"]
-Slope = Literal["layer", "global"]
-WeightNorm = Literal["weight", "spectral"]
 
 ACTIVATIONS: dict[FFN, str] = {"gelu": "G", "relu": "R", "leaky_relu": "LeakyR", "swiglu": "SwiGLU"}
 NORMED: dict[str, tuple[str, ...]] = {
@@ -37,12 +34,11 @@ NORMED: dict[str, tuple[str, ...]] = {
 }
 """The linear layers of AERO Table 9 that are normalised together."""
 
-_LONGEST = 200  # characters of a notation
 _WRAPPER = re.compile(r"(EReg|SOTA)\((.*)\)")
 _PLUS = re.compile(r"\+(?![^()]*\))")  # not inside parentheses
-_FUSED = re.compile(r"ScFuFFN(?:i_([0-9]{1,6}))?")
+_FUSED = re.compile(r"ScFuFFN(?:i_([1-9][0-9]{0,5}))?")
 _NORMED = re.compile(r"([WS])Norm\((.*)\)")
-_CORE = re.compile(r"Core\(([a-z0-9_]+)\)")
+_CORE = re.compile(r"Core\((?!softmax\))([a-z0-9_]+)\)")
 _FORMS: dict[str, dict[str, object]] = {
     "LN": {"layer_norm": True},
     "RMS": {"layer_norm": True, "rms_norm": True},
@@ -86,9 +82,9 @@ class Architecture:
     pruned: int = 0
     temperature: bool = False
     entropy_regularized: bool = False
-    block: Block = "pre_ln"
-    slope: Slope | None = None
-    weight_norm: WeightNorm | None = None
+    block: Literal["pre_ln", "he_hofmann"] = "pre_ln"
+    slope: Literal["layer", "global"] | None = None
+    weight_norm: Literal["weight", "spectral"] | None = None
     normed: tuple[str, ...] = ()
     core: str = "softmax"
 
@@ -152,55 +148,49 @@ def parse(text: str) -> Architecture:
 
     Spaces are ignored. Raises ValueError naming the part that is wrong.
     """
-    if not isinstance(text, str):
-        raise ValueError(f"architecture must be text in the papers' notation, got {type(text).__name__}")
-    core = re.sub(r"\s+", "", text)
-    shown = cut(repr(text), _LONGEST)
-    if len(core) > _LONGEST:
-        raise ValueError(f"architecture {shown} has {len(core)} characters; {_LONGEST} are the most")
+    try:
+        return Architecture(**_settings(re.sub(r"\s+", "", text)))  # type: ignore[arg-type]
+    except ValueError as error:
+        raise ValueError(f"architecture {cut(repr(text), 200)}: {error}") from None
+
+
+def _settings(text: str) -> dict[str, object]:
+    """The fields of `Architecture` that the notation sets."""
     settings: dict[str, object] = {}
-    while match := _WRAPPER.fullmatch(core):
+    while match := _WRAPPER.fullmatch(text):
         key, value = {"EReg": ("entropy_regularized", True), "SOTA": ("block", "he_hofmann")}[match[1]]
         if key in settings:
-            raise ValueError(f"architecture {shown}: {match[1]}(…) is given twice")
+            raise ValueError(f"{match[1]}(…) is given twice")
         settings[key] = value
-        core = match[2]
-    for position, part in enumerate(_PLUS.split(core)):
-        update: dict[str, object]
-        named = cut(repr(part), _LONGEST)
-        if part in ("SM", "SM(t)"):
-            update = {"temperature": part == "SM(t)"}
-            if position:
-                raise ValueError(f"architecture {shown}: {part} must come first")
-        elif position == 0 and (match := _CORE.fullmatch(part)):
-            update = {"core": match[1], "temperature": False}
-            if match[1] == "softmax":
-                raise ValueError(f"architecture {shown}: Core(softmax) is written SM")
-        elif position == 0:
-            raise ValueError(
-                f"architecture {shown}: must begin with SM, SM(t) or Core(…), not {named}; known: {_ALLOWED}"
-            )
-        elif part in _FORMS:
-            update = _FORMS[part]
-        elif match := _FUSED.fullmatch(part):
-            update = {"ffn": "fused", "scaled": True, "pruned": int(match[1] or 0)}
-            if match[1] is not None and int(match[1]) == 0:
-                raise ValueError(f"architecture {shown}: {part} prunes nothing; write ScFuFFN")
-        elif match := _NORMED.fullmatch(part):
-            if match[2] not in NORMED:
-                raise ValueError(f"architecture {shown}: {part} must name one of {', '.join(NORMED)} (AERO Table 9)")
-            update = {"weight_norm": {"W": "weight", "S": "spectral"}[match[1]], "normed": NORMED[match[2]]}
-        else:
-            raise ValueError(f"architecture {shown}: unknown part {named}; known parts: {_ALLOWED}")
-        if repeated := set(update) & set(settings):
-            if {update.get("ffn"), settings.get("ffn")} & set(ACTIVATIONS) and ("scaled" in update | settings):
+        text = match[2]
+    first, *parts = _PLUS.split(text)
+    if match := _CORE.fullmatch(first):
+        settings["core"] = match[1]
+    elif first in ("SM", "SM(t)"):
+        settings["temperature"] = first == "SM(t)"
+    else:
+        raise ValueError(f"must begin with SM, SM(t) or Core(…), not {cut(repr(first), 200)}; known: {_ALLOWED}")
+    for part in parts:
+        update = _part(part)
+        if repeated := update.keys() & settings.keys():
+            if {update.get("ffn"), settings.get("ffn")} & ACTIVATIONS.keys() and "scaled" in update | settings:
                 raise ValueError(
-                    f"architecture {shown}: an FFN with an activation can be neither scaled nor fused, since its two"
-                    " matrices do not multiply into one; leave out the activation or the Sc… part"
+                    "an FFN with an activation can be neither scaled nor fused, since its two matrices do not multiply"
+                    " into one; leave out the activation or the Sc… part"
                 )
-            raise ValueError(f"architecture {shown}: {part} sets {', '.join(sorted(repeated))} a second time")
-        settings.update(update)
-    try:
-        return Architecture(**settings)  # type: ignore[arg-type]
-    except ValueError as error:
-        raise ValueError(f"architecture {shown}: {error}") from None
+            raise ValueError(f"{part} sets {', '.join(sorted(repeated))} a second time")
+        settings |= update
+    return settings
+
+
+def _part(part: str) -> dict[str, object]:
+    """The fields that a part after the first sets."""
+    if part in _FORMS:
+        return _FORMS[part]
+    if match := _FUSED.fullmatch(part):
+        return {"ffn": "fused", "scaled": True, "pruned": int(match[1] or 0)}
+    if match := _NORMED.fullmatch(part):
+        if match[2] not in NORMED:
+            raise ValueError(f"{part} must name one of {', '.join(NORMED)} (AERO Table 9)")
+        return {"weight_norm": {"W": "weight", "S": "spectral"}[match[1]], "normed": NORMED[match[2]]}
+    raise ValueError(f"unknown part {cut(repr(part), 200)}; known parts: {_ALLOWED}")

@@ -20,11 +20,8 @@ GAIN_LIMIT = 1.0
 """Weight clipping keeps gamma in [-GAIN_LIMIT, GAIN_LIMIT]. The paper states no bound."""
 GAIN_GRADIENT_LIMIT = 1.0
 """Gradient clipping keeps the norm of the gradient of each gamma at most this. The paper states no bound."""
-KERNEL_EPSILON = 1e-6
-"""Added to a kernel's denominator, so that a query with phi(Q_i) = 0 attends to nothing instead of giving 0 / 0."""
 
 Probabilities = Callable[[Tensor, Tensor, float, Tensor | None], Tensor]
-GainRule = Literal["free", "fixed", "gradient_clip", "weight_clip"]
 
 
 def softmax_core(query: Tensor, key: Tensor, scale: float = 1.0, allowed: Tensor | None = None) -> Tensor:
@@ -57,7 +54,7 @@ class Kernel:
     """
 
     feature_map: Callable[[Tensor], Tensor]
-    epsilon: float = KERNEL_EPSILON
+    epsilon: float = 1e-6
 
     def __call__(self, query: Tensor, key: Tensor, scale: float = 1.0, allowed: Tensor | None = None) -> Tensor:
         similarity = self.feature_map(_full_precision(query)) @ self.feature_map(_full_precision(key)).transpose(-2, -1)
@@ -95,7 +92,7 @@ class Core:
 
     title: str
     probabilities: Probabilities
-    gains: GainRule | None = None
+    gains: Literal["free", "fixed", "gradient_clip", "weight_clip"] | None = None
     reparametrised: bool = False
 
 

@@ -14,8 +14,8 @@ import safetensors.torch
 import torch
 from safetensors import SafetensorError, safe_open
 
-from aero.architecture import Architecture, parse
-from aero.errors import check_file
+from aero.architecture import parse
+from aero.errors import check_file, one_line
 from aero.model import GPT, ModelConfig
 from aero.records import write_together
 
@@ -26,6 +26,11 @@ LARGEST_SIZE, MOST_LAYERS = 2**20, 256
 
 def save(path: Path | str, model: GPT, **metadata: str) -> None:
     """Write `model` to `path`, atomically."""
+    write_together({Path(path): packed(model, **metadata)})
+
+
+def packed(model: GPT, **metadata: str) -> bytes:
+    """The content of a checkpoint of `model`."""
     tensors = {name: tensor.detach().contiguous() for name, tensor in model.state_dict().items()}
     header = {
         "format": FORMAT,
@@ -33,40 +38,31 @@ def save(path: Path | str, model: GPT, **metadata: str) -> None:
         "config": json.dumps(dataclasses.asdict(model.config)),
         **metadata,
     }
-    write_tensors(path, tensors, header)
+    return _packed(tensors, header)
 
 
 def load(path: Path | str) -> GPT:
     """The model stored at `path`, in evaluation mode. ValueError if the file is missing, damaged or of another kind."""
-    architecture, config, tensors, _ = _read(path)
+    tensors, header = read_tensors(path, FORMAT)
+    try:
+        architecture, config = parse(header["architecture"]), model_config(json.loads(header["config"]))
+        if config.layers > len(tensors):
+            raise ValueError(f"{config.layers} layers of {len(tensors)} tensors")
+        with torch.device("meta"):  # check the sizes that the file claims before allocating memory for them
+            _check_fit(tensors, GPT(architecture, config).state_dict())
+    except (KeyError, TypeError, ValueError, RuntimeError) as error:  # also RecursionError
+        reason = one_line(error)[:300]
+        raise ValueError(
+            f"checkpoint {path} does not fit its own description ({reason}); train the run again"
+        ) from None
     model = GPT(architecture, config)
     model.load_state_dict(tensors)
     return model.eval()
 
 
-def describe(path: Path | str) -> tuple[Architecture, ModelConfig, dict[str, str]]:
-    """Architecture, sizes and all metadata of the checkpoint at `path`, without its weights. ValueError as `load`."""
-    architecture, config, _, header = _read(path, header_only=True)
-    return architecture, config, header
-
-
-def _read(
-    path: Path | str, header_only: bool = False
-) -> tuple[Architecture, ModelConfig, dict[str, torch.Tensor], dict[str, str]]:
-    tensors, header = read_tensors(path, FORMAT, header_only=header_only)
-    try:
-        architecture, config = parse(header["architecture"]), model_config(json.loads(header["config"]))
-        if not header_only:
-            if config.layers > len(tensors):
-                raise ValueError(f"{config.layers} layers of {len(tensors)} tensors")
-            with torch.device("meta"):  # check the sizes that the file claims before allocating memory for them
-                check_fit(tensors, GPT(architecture, config).state_dict())
-    except (KeyError, TypeError, ValueError, RuntimeError) as error:  # also RecursionError
-        reason = " ".join(str(error).split())[:300]
-        raise ValueError(
-            f"checkpoint {path} does not fit its own description ({reason}); train the run again"
-        ) from None
-    return architecture, config, tensors, header
+def metadata(path: Path | str) -> dict[str, str]:
+    """All metadata of the checkpoint at `path`, without its weights. ValueError as `load`."""
+    return read_tensors(path, FORMAT, header_only=True)[1]
 
 
 def model_config(values: Any) -> ModelConfig:
@@ -87,26 +83,23 @@ def model_config(values: Any) -> ModelConfig:
     return ModelConfig(**values)
 
 
-def check_fit(tensors: Mapping[str, torch.Tensor], wanted: Mapping[str, torch.Tensor]) -> None:
+def _check_fit(tensors: Mapping[str, torch.Tensor], wanted: Mapping[str, torch.Tensor]) -> None:
     """ValueError unless `tensors` have the names, shapes and types of `wanted`."""
-    if odd := sorted(set(tensors) ^ set(wanted)):
-        raise ValueError(f"{'missing' if odd[0] in wanted else 'unknown'} tensor {odd[0]!r}, {len(odd)} in all")
-    for name, value in wanted.items():
-        found = tensors[name]
-        if found.shape != value.shape or found.dtype != value.dtype:
-            raise ValueError(
-                f"tensor {name} is {found.dtype} {tuple(found.shape)}, not {value.dtype} {tuple(value.shape)}"
-            )
+    expected, found = ({name: f"{x.dtype} {tuple(x.shape)}" for name, x in some.items()} for some in (wanted, tensors))
+    if odd := [name for name in expected | found if expected.get(name) != found.get(name)]:
+        raise ValueError(f"tensor {odd[0]!r} is {found.get(odd[0])}, not {expected.get(odd[0])}; {len(odd)} differ")
 
 
 def write_tensors(path: Path | str, tensors: dict[str, torch.Tensor], header: dict[str, str]) -> None:
-    """Write a safetensors file, as a whole or not at all. OSError if that fails.
+    """Write a safetensors file, as a whole or not at all. OSError if that fails."""
+    write_together({Path(path): _packed(tensors, header)})
 
-    The header is one JSON entry of the metadata (safetensors writes several entries in random order; equal contents
-    give equal files). It contains the SHA-256 of header and tensors, which `read_tensors` checks.
-    """
+
+def _packed(tensors: dict[str, torch.Tensor], header: dict[str, str]) -> bytes:
+    """A safetensors file. The header is one JSON entry of its metadata: safetensors writes several in random order, and
+    equal contents give equal files. It contains the SHA-256 of header and tensors, which `read_tensors` checks."""
     header = header | {"sha256": digest(tensors, header)}
-    write_together({Path(path): safetensors.torch.save(tensors, {"aero": json.dumps(header, sort_keys=True)})})
+    return safetensors.torch.save(tensors, {"aero": json.dumps(header, sort_keys=True)})
 
 
 def read_tensors(
@@ -114,15 +107,10 @@ def read_tensors(
 ) -> tuple[dict[str, torch.Tensor], dict[str, str]]:
     """Tensors and metadata of a safetensors file. ValueError if missing, damaged or not of `expected_format`.
 
-    The SHA-256 of `write_tensors` is checked unless `header_only`.
+    The SHA-256 is checked unless `header_only`.
     """
-    path = Path(path)
-    if path.is_dir():
-        raise ValueError(
-            f"{path} is a folder: give a checkpoint, such as runs/default/RUN/seed_S/checkpoint.safetensors"
-        )
     try:
-        check_file(path)
+        check_file(Path(path))
     except FileNotFoundError:
         raise ValueError(
             f"checkpoint {path} does not exist; train the run first (python -m stages.train RUN)"
@@ -138,7 +126,7 @@ def read_tensors(
         if checked and header["sha256"] != digest(tensors, header):
             raise ValueError("its SHA-256 is not the one that was written with it")
     except (SafetensorError, OSError, ValueError, TypeError, RecursionError) as error:
-        reason = " ".join(str(error).split())[:300]
+        reason = one_line(error)[:300]
         raise ValueError(f"checkpoint {path} is damaged or no checkpoint ({reason}); train the run again") from None
     if found != expected_format:
         raise ValueError(f"{path} is no {expected_format} file: its format is {str(found)[:40]!r}")

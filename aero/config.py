@@ -13,14 +13,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from pydantic import BaseModel, Field, ValidationError, model_validator
+from pydantic import Field, ValidationError, model_validator
 
 from aero.architecture import Architecture, parse
-from aero.errors import UserError, cut, got, one_line, run_main, yaml_file
+from aero.errors import UserError, first_error, got, run_main, yaml_file
 from aero.errors import known as _known
 from aero.families import FAMILIES
 from aero.schema import (
-    TUNED_FRACTION_BITS,
     CorpusKey,
     CorpusParameters,
     DeviceParameters,
@@ -49,8 +48,6 @@ DEFAULT_SET = Path("runs/default")
 """Folder of the trainings of `dvc repro`."""
 MEASURED = "measured"
 """Device of a scale whose speed is taken from its committed results."""
-NOT_TRAINED = ("kv_heads", "rotary_base")
-"""Switches of `ModelConfig` that only models from elsewhere have."""
 TRAINING_VERSION = 1
 """Raise it when a change of the training code changes results: trainings of an earlier version are then done again."""
 
@@ -80,12 +77,6 @@ class Parameters(Strict):
     @model_validator(mode="after")
     def _names_exist(self) -> Parameters:
         _known("scale", self.scale, self.scales)
-        if self.two_party.field != "FM64" and "tuned" in self.two_party.programs:
-            raise ValueError("two_party.field must be FM64 for the program tuned, which computes on shares of 64 bits")
-        least, most = TUNED_FRACTION_BITS
-        if "tuned" in self.two_party.programs and not least <= self.two_party.fraction_bits <= most:
-            got = self.two_party.fraction_bits
-            raise ValueError(f"two_party.fraction_bits must be {least} to {most} for the program tuned, not {got}")
         ordered = sum(self.training_order.values(), ())
         for run in (*self.active_runs, *self.uncompared_runs, *self.two_party.end_to_end_runs, *ordered):
             _known("run", run, self.runs)
@@ -274,16 +265,16 @@ class ResolvedRun:
         """What determines the training: architecture, sizes, recipe, regulariser, corpus, seed. manifest: that of the
         token files.
         """
+        model = dataclasses.asdict(self.model_config(manifest["vocabulary"]))
+        del model["kv_heads"], model["rotary_base"]  # only models from elsewhere have these switches
+        if not model["log_temperature"]:
+            del model["log_temperature"]  # so that earlier hashes stay
         return {
             "seed": self.seed,
             "run": self.name,
             "scale": self.scale,
             "architecture": str(self.architecture),
-            "model": {
-                name: value
-                for name, value in dataclasses.asdict(self.model_config(manifest["vocabulary"])).items()
-                if name not in NOT_TRAINED and (value or name != "log_temperature")  # so that earlier hashes stay
-            },
+            "model": model,
             "train": self.train.recipe(),
             "regularizer": self.regularized if self.architecture.entropy_regularized else None,
             "corpus": manifest["corpus"]["name"],
@@ -315,39 +306,13 @@ def _checked(kind: type[Any], values: dict[str, Any], place: Path | str) -> Any:
     try:
         return kind.model_validate(values)
     except ValidationError as error:
-        raise UserError(f"{place}: {_first_error(error)}") from None
-
-
-def _first_error(error: ValidationError) -> str:
-    first = error.errors()[0]
-    place = ".".join(str(part) for part in first["loc"])[:200]
-    message = cut(first["msg"].removeprefix("Value error, "))
-    value = first.get("input")
-    shown = "" if isinstance(value, dict | list | BaseModel) else got(value)
-    more = f"; and {error.error_count() - 1} more" if error.error_count() > 1 else ""
-    return f"{place + ': ' if place else ''}{message}{shown}{more}"
+        raise UserError(f"{place}: {first_error(error)}") from None
 
 
 def check(arguments: list[str]) -> None:
-    """`python -m aero.config [FILE]`: UserError if params.yaml or a dvc.lock is damaged."""
+    """`python -m aero.config [FILE]`: UserError if params.yaml is damaged."""
     parameters = load(arguments[0] if arguments else PATH)
-    for lock in filter(Path.is_file, (Path("dvc.lock"), Path("catalogue/dvc.lock"))):
-        try:
-            _check_lock(lock)
-        except UserError as error:
-            remedy = f"restore it: git checkout {lock}, or remove it if it was never committed"
-            raise UserError(f"{cut(one_line(error), 200)}; {remedy}") from None
     print(f"ok: scale {parameters.scale}, {len(parameters.runs)} runs, seeds {list(parameters.seeds)}")
-
-
-def _check_lock(path: Path) -> None:
-    """UserError unless DVC can read the file as a lock."""
-    values = yaml_file(path)
-    stages = values.get("stages", {})
-    if not isinstance(stages, dict) or any(not isinstance(one, dict) or "cmd" not in one for one in stages.values()):
-        raise UserError(f"{path}: stages must be a mapping of stages, each with cmd")
-    if values.get("schema") != "2.0":
-        raise UserError(f"{path}: schema must be '2.0'")
 
 
 if __name__ == "__main__":

@@ -18,6 +18,7 @@ from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from typing import Any, Literal
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 
@@ -270,16 +271,13 @@ def statistics_of(batches: Iterable[tuple[Tensor, Tensor, Tensor | None]]) -> En
         sem=standard_error(sequences, 1),
         by_position=by_position.sum(1) / present.sum(0),
         tokens=int(length.sum()),
-        median=torch.stack([_median(torch.cat([part[layer] for part in rows])) for layer in range(len(sequences))]),
+        median=torch.from_numpy(
+            np.stack([np.median(torch.cat(layer).double(), 0) for layer in zip(*rows, strict=True)])
+        ),
         by_position_sem=_error_over_blocks(by_position, present),
         blocks=torch.stack([part.mean(1) for part in _blocks(sequences)]),
         bound=torch.cat(bounds, 1).mean(1) if bounds else None,
     )
-
-
-def _median(values: Tensor) -> Tensor:
-    """Median over rows (rows, H) -> (H,). Torch's median is the lower middle value of an even number of values."""
-    return (values.median(0).values.double() - (-values).median(0).values.double()) / 2
 
 
 def _blocks(sequences: Tensor, dim: int = 1) -> tuple[Tensor, ...]:

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import argparse
 import difflib
-import errno
-import gc
 import json
 import os
 import re
@@ -15,13 +13,16 @@ import sys
 import threading
 from collections.abc import Callable, Collection, Iterator
 from contextlib import contextmanager
-from functools import cache
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
+
+import yaml
+
+if TYPE_CHECKING:
+    from pydantic import ValidationError
 
 LONGEST_LINE = 1000
 """Characters of an error that are shown; it may quote a damaged file."""
-
 
 EXTRAS = {
     **dict.fromkeys(("spu", "jax", "jaxlib", "cryptography"), "two-party"),
@@ -38,59 +39,36 @@ class UserError(ValueError):
     """A mistake of the user; the message names cause and remedy in one line."""
 
 
-def prepare_loading() -> None:
-    """Until `run_main` starts, Ctrl-C ends the process with one line; loading libraries takes seconds.
-
-    No garbage is collected meanwhile, which would take a quarter of the time.
-    """
-    gc.disable()
-    if signal.getsignal(signal.SIGINT) is signal.default_int_handler:
-        signal.signal(signal.SIGINT, _interrupted_while_loading)
-
-
-def _interrupted_while_loading(*_: object) -> None:
-    os.write(2, b"error: interrupted before it began\n")
-    os._exit(130)
-
-
 def run_main(main: Callable[[list[str]], int | None], arguments: list[str] | None = None) -> None:
     """Run `main(arguments)` and exit.
 
     ValueError, OSError, MemoryError, SIGINT, SIGTERM and a missing package of `EXTRAS` become one line on standard
     error and exit status 1 (130 for the two signals). Any other error is a defect and keeps its traceback.
     """
-    gc.freeze()  # what was imported stays
-    gc.enable()
-    if signal.getsignal(signal.SIGINT) is _interrupted_while_loading:
-        signal.signal(signal.SIGINT, signal.default_int_handler)
     if signal.getsignal(signal.SIGTERM) is signal.SIG_DFL:
         signal.signal(signal.SIGTERM, signal.default_int_handler)
+    status = 1
     try:
-        status = main(sys.argv[1:] if arguments is None else arguments)
+        status = main(sys.argv[1:] if arguments is None else arguments) or 0
         sys.stdout.flush()
     except KeyboardInterrupt:
+        status = 130
         print("error: interrupted; a run can be resumed by the same command", file=sys.stderr)
-        sys.exit(130)
     except BrokenPipeError:
         _drop_output()  # the reader has closed the pipe (`| head`)
-        sys.exit(1)
     except MemoryError as error:
-        reason = " ".join(str(error).split())
-        print(f"error: out of memory{f' ({reason})' if reason else ''}", file=sys.stderr)
-        sys.exit(1)
+        print(f"error: out of memory: {one_line(error)}", file=sys.stderr)
     except ModuleNotFoundError as error:
         missing = (error.name or "").partition(".")[0]
         if missing not in EXTRAS:
             raise
-        print(
-            f"error: {missing} is not installed: pip install -e '.[{EXTRAS[missing]}]' in your clone", file=sys.stderr
-        )
-        sys.exit(1)
+        remedy = f"pip install -e '.[{EXTRAS[missing]}]' in your clone"
+        print(f"error: {missing} is not installed: {remedy}", file=sys.stderr)
     except (ValueError, OSError) as error:
-        print(f"error: {one_line(error)}{_remedy(error)}", file=sys.stderr)
+        remedy = "; check the path, or run what makes it (`dvc repro`: all that a stage needs)"
+        print(f"error: {one_line(error)}{remedy if isinstance(error, FileNotFoundError) else ''}", file=sys.stderr)
         _drop_output()
-        sys.exit(1)
-    sys.exit(status or 0)
+    sys.exit(status)
 
 
 @contextmanager
@@ -121,26 +99,6 @@ def _drop_output() -> None:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
-REMEDIES = {
-    errno.ENOENT: "check the path, or run what makes it (`dvc repro`: all that a stage needs)",
-    errno.ENOTDIR: "a part of that path is a file; give another path",
-    errno.EISDIR: "that is a folder; name a file",
-    errno.EACCES: "give a path that you may read and write, or change its permissions",
-    errno.EROFS: "give a path on a disk that can be written",
-    errno.ENOSPC: "make room there",
-    errno.EMFILE: "allow more open files (`ulimit -n`)",
-}
-"""Remedies for errors of the file system."""
-
-
-def _remedy(error: ValueError | OSError) -> str:
-    if not isinstance(error, OSError) or (remedy := REMEDIES.get(error.errno or 0)) is None:
-        return ""
-    if error.errno == errno.ENOSPC and error.filename is None:
-        return f": a file that was being written, or where standard output goes; {remedy}"
-    return f"; {remedy}"
-
-
 def one_line(error: BaseException) -> str:
     """The message on one line of printable characters; it may quote an untrusted file or peer."""
     line = " ".join(str(error).split()) or type(error).__name__
@@ -160,15 +118,9 @@ def known(kind: str, name: str, names: Collection[str]) -> str:
 
 def check_file(path: Path, most: int | None = None) -> None:
     """UserError if `path` is not a regular file or has more than `most` bytes. FileNotFoundError if it is missing."""
-    try:
-        found = path.stat()
-    except OSError as error:
-        if error.errno != errno.ELOOP:
-            raise
-        raise UserError(f"{path} is a link to itself; name the file") from None
+    found = path.stat()
     if not stat.S_ISREG(found.st_mode):
-        kind = "a folder" if stat.S_ISDIR(found.st_mode) else "a pipe, socket or device"
-        raise UserError(f"{path} is {kind}; name a file")
+        raise UserError(f"{path} is a folder, pipe, socket or device; name a file")
     if most is not None and found.st_size > most:
         raise UserError(f"{path} has {found.st_size:,} bytes, more than the {most:,} allowed")
 
@@ -180,10 +132,6 @@ def text_of(path: Path, most: int | None = None) -> str:
         return path.read_text(encoding="utf-8-sig")
     except UnicodeDecodeError as error:
         raise UserError(f"{path} is not UTF-8 text ({error.reason} at byte {error.start})") from None
-    except OSError as error:
-        if error.filename is not None:
-            raise
-        raise UserError(f"{path} cannot be read ({error.strerror})") from None
 
 
 def seed_number(text: str) -> int:
@@ -199,47 +147,24 @@ def check_minutes(minutes: float | None) -> None:
         raise UserError(f"--minutes {minutes:g}: must be a number above 0")
 
 
+class _Loader(yaml.CSafeLoader):
+    """Refuses a key that occurs twice, of which PyYAML takes the last."""
+
+    def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
+        keys = [key.value for key, _ in node.value if isinstance(key, yaml.ScalarNode)]
+        if twice := [key for key in keys if keys.count(key) > 1]:
+            raise ValueError(f"line {node.start_mark.line + 1}: the key {cut(twice[0], 100)!r} occurs twice")
+        return super().construct_mapping(node, deep)
+
+
+# 1e-5 is a number, as in YAML 1.2, which DVC reads.
+_EXPONENT = re.compile(r"[-+]?[0-9]+(?:\.[0-9]*)?[eE][-+]?[0-9]+$")
+_Loader.add_implicit_resolver("tag:yaml.org,2002:float", _EXPONENT, list("-+0123456789"))
+
+
 def yaml_of(text: str) -> Any:
-    """The values of a YAML text. ValueError if a mapping has a key twice; PyYAML's own errors if it is not valid.
-
-    Numbers such as 1e-5 are numbers, as in YAML 1.2, which DVC reads. ValueError for what PyYAML, which reads YAML 1.1,
-    takes for another value than DVC: 010 (8), 1_000, 1:30 (90), 1:30.5, yes.
-    """
-    import yaml
-
-    return yaml.load(text, Loader=_loader(getattr(yaml, "CSafeLoader", yaml.SafeLoader)))
-
-
-@cache
-def _loader(kind: type[Any]) -> type[Any]:
-    class Loader(kind):
-        def construct_mapping(self, node: Any, deep: bool = False) -> Any:
-            seen = set()
-            for key, _ in node.value:
-                value = key.value if isinstance(key.value, str) else None
-                if key.tag != "tag:yaml.org,2002:merge" and value is not None:
-                    if value in seen:
-                        raise ValueError(
-                            f"line {key.start_mark.line + 1} has the key {cut(value, 100)!r} a second time"
-                        )
-                    seen.add(value)
-            return super().construct_mapping(node, deep)
-
-        def construct_scalar(self, node: Any) -> Any:
-            value = node.value
-            other = {
-                "tag:yaml.org,2002:int": r"[-+]?(0[0-9_]+|[0-9_]*_[0-9_]*)|.*:.*",
-                "tag:yaml.org,2002:float": ".*:.*",
-                "tag:yaml.org,2002:bool": "(?i)yes|no|on|off",
-            }
-            if isinstance(value, str) and re.fullmatch(other.get(node.tag, "(?!)"), value):
-                line = node.start_mark.line + 1
-                raise ValueError(f"line {line} has {value}, which DVC reads in another way; write a plain value")
-            return super().construct_scalar(node)
-
-    exponent = re.compile(r"[-+]?[0-9]+(?:\.[0-9]*)?[eE][-+]?[0-9]+$")
-    Loader.add_implicit_resolver("tag:yaml.org,2002:float", exponent, list("-+0123456789"))
-    return Loader
+    """The values of a YAML text. ValueError if a mapping has a key twice; PyYAML's own errors if it is not valid."""
+    return yaml.load(text, Loader=_Loader)
 
 
 def yaml_file(path: Path) -> dict[Any, Any]:
@@ -266,13 +191,19 @@ def json_file(path: Path) -> dict[str, Any]:
     return values
 
 
+def first_error(error: ValidationError) -> str:
+    """The first fault that pydantic found: its place, what is wrong and the value."""
+    first = error.errors()[0]
+    place = ".".join(str(part) for part in first["loc"])[:200]
+    message = cut(first["msg"].removeprefix("Value error, "))
+    shown = got(first["input"]) if isinstance(first["input"], str | int | float | None) else ""
+    more = f"; and {error.error_count() - 1} more" if error.error_count() > 1 else ""
+    return f"{place + ': ' if place else ''}{message}{shown}{more}"
+
+
 def got(value: Any) -> str:
     """The value that was found, shortened."""
-    try:
-        text = repr(value)
-    except ValueError:  # an integer of more than 4,300 digits
-        text = "a number of thousands of digits"
-    return f" (got {text if len(text) <= 100 else text[:100] + '...'})"
+    return f" (got {cut(repr(value), 100)})"
 
 
 def cut(text: str, most: int = 600) -> str:

@@ -21,22 +21,18 @@ from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cache
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
-from aero.errors import UserError, cut, json_file, text_of
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
-SOURCE = ("aero", "stages", "params.yaml")
-"""What makes a result, besides data."""
-COMMIT_VARIABLE = "AERO_COMMIT"
-"""Names the commit where the source tree is a copy without its .git."""
-UNKNOWN = "unknown"
+from aero.errors import UserError, cut, first_error, json_file, text_of
+
 CHANGES = "+changes"
 FILES = ("metrics.jsonl", "entropy.jsonl", "curves.jsonl")
 """The committed results of a scale. metrics.jsonl is written last."""
 _VECTORS = {"avx512f": "AVX-512", "avx2": "AVX2", "avx": "AVX"}
 """Flag in /proc/cpuinfo and its name, widest first."""
 ROOT = Path(__file__).resolve().parent.parent
-_COMMIT = re.compile(r"[0-9a-f]{40}")
 
 Row = dict[str, float | int | None]
 """One row of a training log."""
@@ -47,15 +43,15 @@ Key = tuple[str, int]
 @cache
 def commit() -> str:
     """Commit of the source tree, with "+changes" if tracked source differs from it. Outside git the value of
-    AERO_COMMIT, or "unknown" if that is no full commit.
+    the environment variable AERO_COMMIT, or "unknown" if that is no full commit.
     """
     try:
         _git("ls-files", "--error-unmatch", "aero/records.py")  # fails in a copy that git does not track
         revision = _git("rev-parse", "HEAD")
-        changes = changed(*SOURCE)
+        changes = changed("aero", "stages", "params.yaml")
     except (OSError, subprocess.SubprocessError):
-        given = os.environ.get(COMMIT_VARIABLE, UNKNOWN)
-        return given if _COMMIT.fullmatch(given.removesuffix(CHANGES)) else UNKNOWN
+        given = os.environ.get("AERO_COMMIT", "")
+        return given if re.fullmatch("[0-9a-f]{40}", given.removesuffix(CHANGES)) else "unknown"
     return revision + (CHANGES if changes else "")
 
 
@@ -127,14 +123,16 @@ class Training:
 
 
 def read_metrics(folder: Path) -> dict[str, Any]:
-    """Metrics of the finished training in a folder of runs/. UserError if they are damaged or not of the run and seed
-    that the folder is named after; FileNotFoundError if there are none.
+    """Metrics of the finished training in a folder of runs/. UserError if they are damaged; FileNotFoundError if there
+    are none.
     """
     path = folder / "metrics.json"
-    expected = {}
-    if folder.name.startswith("seed_") and folder.name[5:].isdecimal():
-        expected = {"run": folder.parent.name, "seed": int(folder.name[5:])}
-    return _checked(json_file(path), str(path), **expected)
+    metrics = json_file(path)
+    try:
+        _Metrics.model_validate(metrics)
+    except ValidationError as error:
+        raise UserError(f"{path}: not the metrics of a training ({first_error(error)}); train the run again") from None
+    return metrics
 
 
 def read_training(folder: Path) -> Training:
@@ -160,16 +158,15 @@ def keep(folders: Iterable[Path], results: Path = Path("results"), allow_changes
         write_trainings(results / scale, trainings)
 
 
-def read_trainings(folder: Path, problems: list[str] | None = None, scale: str | None = "") -> dict[Key, Training]:
+def read_trainings(folder: Path, problems: list[str] | None = None) -> dict[Key, Training]:
     """Committed trainings in `folder` (results/SCALE) by run and seed, empty if there are none.
 
-    A damaged line, or one of another scale than `scale` (default: the folder's name; None: any), raises UserError; with
-    `problems` it is left out and named there.
+    A damaged line raises UserError; with `problems` it is left out and named there.
     """
     entropies = _by_run(folder / FILES[1], problems)
     curves = _by_run(folder / FILES[2], problems)
     trainings = {}
-    for key, metrics in read_all_metrics(folder, problems, scale).items():
+    for key, metrics in read_all_metrics(folder, problems).items():
         entropy = entropies.get(key)
         if entropy is not None and entropy.get("provenance") != metrics.get("provenance"):
             entropy = None
@@ -179,47 +176,37 @@ def read_trainings(folder: Path, problems: list[str] | None = None, scale: str |
     return trainings
 
 
-def read_all_metrics(
-    folder: Path, problems: list[str] | None = None, scale: str | None = ""
-) -> dict[Key, dict[str, Any]]:
+def read_all_metrics(folder: Path, problems: list[str] | None = None) -> dict[Key, dict[str, Any]]:
     """The metrics alone of `read_trainings`."""
-    return _by_run(folder / FILES[0], problems, {} if scale is None else {"scale": scale or folder.name})
+    return _by_run(folder / FILES[0], problems, _Metrics)
 
 
-def _by_run(
-    path: Path, problems: list[str] | None, expected: dict[str, str] | None = None
-) -> dict[Key, dict[str, Any]]:
-    """The lines of `path` by run and seed. expected: check that they are metrics with these values."""
+def _by_run(path: Path, problems: list[str] | None, kind: type[BaseModel] | None = None) -> dict[Key, dict[str, Any]]:
+    """The lines of `path`, each of that kind, by run and seed."""
     found: dict[Key, dict[str, Any]] = {}
-    try:
-        lines = text_of(path).splitlines()
-    except FileNotFoundError:
-        return found
+    lines = text_of(path).splitlines() if path.exists() else []
     for number, line in enumerate(lines, start=1):
-        place = f"{path}, line {number}"
         try:
             values = json.loads(line)
             key = values["run"], values["seed"]
-            if expected is not None:
-                _checked(values, place, **expected)
+            if kind is not None:
+                kind.model_validate(values)
             if key in found:
-                raise UserError(f"{place}: {key[0]} seed {key[1]} appears a second time; delete one of the lines")
+                raise ValueError(f"{key[0]} seed {key[1]} appears a second time")
             found[key] = values
         except (ValueError, KeyError, TypeError, RecursionError) as error:
-            other = f"{place} is not the line of a training ({cut(repr(error), 200)}); restore the file"
-            message = str(error) if isinstance(error, UserError) else other
+            reason = first_error(error) if isinstance(error, ValidationError) else f"{type(error).__name__}: {error}"
+            message = f"{path}, line {number}: not the line of a training ({cut(reason, 200)}); restore the file"
             if problems is None:
                 raise UserError(message) from None
             problems.append(message)
     return found
 
 
-def write_trainings(folder: Path, trainings: Iterable[Training], scale: str | None = "") -> None:
-    """Add trainings to the committed results in `folder` (results/SCALE), replacing those of the same run and seed.
-    scale: as in `read_trainings`.
-    """
-    with alone_in([folder]):
-        merged = read_trainings(folder, scale=scale) | {training.key: training for training in trainings}
+def write_trainings(folder: Path, trainings: Iterable[Training]) -> None:
+    """Add trainings to the committed results in `folder` (results/SCALE), replacing those of the same run and seed."""
+    with _alone_in([folder]):
+        merged = read_trainings(folder) | {training.key: training for training in trainings}
         lines: dict[str, list[str]] = {name: [] for name in FILES}
         for (run, seed), training in sorted(merged.items()):
             values = training.metrics, training.entropy, training.curves and {"columns": training.curves}
@@ -228,7 +215,7 @@ def write_trainings(folder: Path, trainings: Iterable[Training], scale: str | No
                     line = json.dumps({"run": run, "seed": seed} | content, allow_nan=False, separators=(",", ":"))
                     lines[name].append(line + "\n")
         contents = {folder / name: "".join(lines[name]) for name in reversed(FILES)}
-        _write_temporary(contents, list(contents))
+        _write_temporary(contents)
         for path in contents:
             os.replace(temporary(path), path)
 
@@ -256,54 +243,41 @@ def read_rows(path: Path) -> list[Row]:
         raise UserError(f"{path} is not a training log ({cut(str(error), 200)}); train the run again") from None
 
 
-TOLERANCE = 1e-3
-"""Rounding allowed between log perplexity and the loss."""
+_PlainName = Annotated[str, Field(pattern=r"^[\w-]{1,100}$")]  # a result must not choose the folder it is copied to
+_Count = Annotated[int, Field(ge=0, lt=2**63)]
 
 
-def _checked(values: Any, place: str, **expected: Any) -> dict[str, Any]:
-    """`values` if they are plausible metrics of a training: perplexity equals exp(loss), both exist unless it diverged,
-    and each of `expected` (run, scale, seed) has the given value. UserError, naming the place, if not.
-    """
-    try:
-        _check_metrics(values, expected)
-        return values
-    except (ValueError, KeyError) as error:
-        reason = f"it has no {error}" if isinstance(error, KeyError) else str(error)
-        raise UserError(f"{place}: not the metrics of a training ({reason}); train the run again") from None
+class _Metrics(BaseModel):
+    """What the metrics of a training must have; they may have more."""
 
+    model_config = ConfigDict(strict=True)
 
-def _check_metrics(values: Any, expected: Mapping[str, Any]) -> None:
-    if not isinstance(values, Mapping):
-        raise ValueError(f"it holds {cut(repr(values), 40)}")
+    run: _PlainName
+    scale: _PlainName
+    architecture: str
+    seed: _Count
+    tokens: _Count
+    context: Annotated[int, Field(ge=1, lt=2**63)]
+    tokens_per_second: float = Field(ge=0, allow_inf_nan=False)
+    eval_loss: float | None
+    eval_perplexity: float | None
+    diverged_at_step: _Count | None
+    provenance: dict[str, Any] | None = None
+    model: dict[str, Any] | None = None
+    train: dict[str, Any] | None = None
+    regularizer: dict[str, Any] | None = None
+    first_nonfinite: dict[str, Any] | None = None
+    float16_overflow: dict[str, Any] | None = None
 
-    def require(name: str, holds: bool, wanted: str) -> None:
-        if not holds:
-            raise ValueError(f"{name} is {cut(repr(values[name]), 40)}, {wanted}")
-
-    for name in ("run", "scale"):  # a result must not choose the folder it is copied to
-        plain = isinstance(values[name], str) and re.fullmatch(r"[\w-]{1,100}", values[name])
-        require(name, bool(plain), "not a plain name")
-    require("architecture", isinstance(values["architecture"], str), "not a name")
-    for name, least in (("seed", 0), ("tokens", 0), ("context", 1)):
-        require(name, type(values[name]) is int, "not a number")
-        require(name, least <= values[name] < 2**63, "out of range")
-    for name in ("provenance", "model", "train", "regularizer", "first_nonfinite", "float16_overflow"):
-        require(name, isinstance(values.get(name), Mapping | None), "not a mapping")
-    speed, step = values["tokens_per_second"], values["diverged_at_step"]
-    require("tokens_per_second", _finite(speed) and speed >= 0, "out of range")
-    for name, value in expected.items():
-        require(name, values[name] == value, f"but its place is that of {value}")
-    require("diverged_at_step", step is None or (type(step) is int and step >= 0), "not a step")
-    loss, perplexity = values["eval_loss"], values["eval_perplexity"]
-    if not _finite(loss) or not _finite(perplexity):
-        name = "eval_loss" if not _finite(loss) else "eval_perplexity"
-        require(name, step is not None, "but the training did not diverge")
-    elif not math.isclose(math.log(perplexity) if perplexity > 0 else -math.inf, loss, abs_tol=TOLERANCE):
-        raise ValueError(f"eval_perplexity {perplexity:.6g} is not the exponential of eval_loss {loss:.6g}")
-
-
-def _finite(value: Any) -> bool:
-    return isinstance(value, int | float) and not isinstance(value, bool) and -1e300 < value < 1e300
+    @model_validator(mode="after")
+    def _loss_and_perplexity_agree(self) -> _Metrics:
+        loss, perplexity = (math.nan if value is None else value for value in (self.eval_loss, self.eval_perplexity))
+        if not (math.isfinite(loss) and math.isfinite(perplexity)):
+            if self.diverged_at_step is None:
+                raise ValueError("it has no finite loss and perplexity, but the training did not diverge")
+        elif perplexity <= 0 or not math.isclose(math.log(perplexity), loss, abs_tol=1e-3):
+            raise ValueError(f"eval_perplexity {perplexity:.6g} is not the exponential of eval_loss {loss:.6g}")
+        return self
 
 
 def csv_text(names: Sequence[str], rows: Iterable[Row], header: bool = True) -> str:
@@ -326,26 +300,23 @@ def write_text(path: Path, text: str) -> None:
     write_together({path: text})
 
 
-def write_together(contents: Mapping[Path, str | bytes], beside: Sequence[Path] = ()) -> None:
+def write_together(contents: Mapping[Path, str | bytes]) -> None:
     """Write files that belong together: all beside their places, flushed to disk, before the first one is renamed.
 
     The last one describes the others, so it is removed first and renamed last: whoever finds it finds its own files. If
-    one cannot be written, all stay as they were. beside: files of the same set that already lie at `temporary` of their
-    places.
+    one cannot be written, all stay as they were.
     """
-    paths = [*beside, *contents]
-    for path in paths:
-        path.parent.mkdir(parents=True, exist_ok=True)
-    with alone_in({path.parent for path in paths}):
-        _write_temporary(contents, paths)
-        if len(paths) > 1:
-            paths[-1].unlink(missing_ok=True)
-        for path in paths:
+    *others, last = contents
+    with _alone_in({path.parent for path in contents}):
+        _write_temporary(contents)
+        if others:
+            last.unlink(missing_ok=True)
+        for path in contents:
             os.replace(temporary(path), path)
 
 
-def _write_temporary(contents: Mapping[Path, str | bytes], paths: Sequence[Path]) -> None:
-    """Write `contents` beside their places; if one fails, remove what lies beside `paths`."""
+def _write_temporary(contents: Mapping[Path, str | bytes]) -> None:
+    """Write `contents` beside their places, all or none."""
     try:
         for path, content in contents.items():
             with open(temporary(path), "wb") as file:
@@ -353,13 +324,13 @@ def _write_temporary(contents: Mapping[Path, str | bytes], paths: Sequence[Path]
                 file.flush()
                 os.fsync(file.fileno())
     except BaseException:
-        for path in paths:
+        for path in contents:
             temporary(path).unlink(missing_ok=True)
         raise
 
 
 @contextlib.contextmanager
-def alone_in(folders: Collection[Path]) -> Iterator[None]:
+def _alone_in(folders: Collection[Path]) -> Iterator[None]:
     """Hold a lock on `folders` against other processes that write there; sorted, so that none waits in a circle."""
     with contextlib.ExitStack() as held:
         for folder in sorted({folder.resolve() for folder in folders}):

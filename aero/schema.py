@@ -301,10 +301,6 @@ class TimeoutParameters(Strict):
     receive_s: float = Field(gt=0)
 
 
-TUNED_FRACTION_BITS = (16, 20)
-"""Those of `aero.two_party.lattice.matmul.FRACTION_BITS`, which needs more than this module is to load."""
-
-
 class TwoPartyParameters(Strict):
     programs: tuple[Literal["as_written", "tuned"], ...]
     field: Literal["FM64", "FM128"]  # SPU cannot divide in FM32

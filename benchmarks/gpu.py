@@ -123,7 +123,7 @@ def _steps(architecture: Architecture, config: ModelConfig, sizes: Sizes, device
     settings = load().at_scale("gpu").active.train.model_copy(update=changes)
     regularizer, held_out = Regularizer("position_sum", 0.2, 1e-5), [batches.batch(0)[:2].cpu()]
     trainer = Trainer(architecture, config, settings, regularizer, batches, held_out, 1, device)
-    return train(trainer, progress=False).rows
+    return train(trainer).rows
 
 
 def step_speed(row: str, context: int, sizes: Sizes, device: str, compiled: bool, rate: float) -> dict[str, Any]:

@@ -45,7 +45,7 @@ def train_one(scale: str, run: str, seed: int, overrides: dict[str, Any]) -> dic
     name = "-".join([run, str(seed), *(f"{key}={value:g}" for key, value in sorted(overrides.items()))])
     folder = Path("runs/scales") / scale / "learning_rates" / name
     resolved = replace(parameters.resolve(run, seed), entropy_tokens=16384)
-    metrics = train_run(resolved, tokens, folder, device="cpu", progress=False, unless_done=True, checkpoint=False)
+    metrics = train_run(resolved, tokens, folder, device="cpu", unless_done=True, checkpoint=False)
     measured = records.json_file(folder / "entropy.json")["entropy_mean"]
     heads = [[math.nan if value is None else value for value in row] for row in measured]
     shares = [value / causal_bound(metrics["context"]) for row in heads for value in row]

@@ -21,7 +21,7 @@ def main(arguments: list[str]) -> None:
     chosen = parser.parse_args(arguments)
     found: list[Training] = []
     for folder in chosen.folders:
-        trainings = list(read_trainings(folder, scale=None).values())
+        trainings = list(read_trainings(folder).values())
         if not trainings:
             raise UserError(f"{folder} has no {FILES[0]} with trainings; name a folder of `stages.train_limited --out`")
         for training in trainings:

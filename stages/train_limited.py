@@ -47,7 +47,10 @@ def main(arguments: list[str]) -> None:
     found = catalogue.results()
     runs = wanted(parameters, chosen.runs, chosen.seeds)
     done = records.read_all_metrics(Path("results") / parameters.scale)
-    done |= records.read_all_metrics(chosen.out, scale=parameters.scale)
+    here = records.read_all_metrics(chosen.out)
+    if other := {metrics["scale"] for metrics in here.values()} - {parameters.scale}:
+        raise UserError(f"{chosen.out} has trainings of scale {min(other)}; give another --out")
+    done |= here
     pending = [
         run
         for run in runs
@@ -70,7 +73,7 @@ def main(arguments: list[str]) -> None:
         for ended in train(pending, tokens_of, folder_of, limit):
             if ended.metrics is not None:
                 training = records.read_training(folder_of(ended.run))
-                records.write_trainings(chosen.out, [training], parameters.scale)
+                records.write_trainings(chosen.out, [training])
             note(report, ended, chosen.out, limit)
     if limit.interrupted():
         raise KeyboardInterrupt

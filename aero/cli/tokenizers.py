@@ -15,7 +15,7 @@ from aero.errors import UserError
 def tokenizer_of(path: Path, given: Path | str | None) -> Any:
     """The tokenizer in the file `given`, or the one beside the run of the checkpoint at `path`. UserError if there is
     none, or the checkpoint was trained with another."""
-    *_, header = checkpoint.describe(path)
+    header = checkpoint.metadata(path)
     tokenizer = load_tokenizer(_beside(path, header.get("run")) if given is None else given)
     if header.get("tokenizer_sha256", tokenizer.sha256) != tokenizer.sha256:  # earlier versions wrote none
         raise UserError(f"{path} was trained with another tokenizer than this one; give its own as --tokenizer")

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable
 from typing import Any
 
 import torch
@@ -16,8 +15,6 @@ from aero.training.distributed import ALONE, Processes
 from aero.training.kernels import eager
 
 FLOAT16_MAX = 65504.0
-
-Backward = Callable[[list[Tensor], list[Tensor]], None]
 
 
 @torch.no_grad()
@@ -60,61 +57,26 @@ def attention_columns(model: GPT, ids: Tensor) -> Row:
 
 
 @torch.no_grad()
-def find_nonfinite(
-    model: GPT, ids: Tensor, step: int, processes: Processes = ALONE, backward: Backward | None = None
-) -> dict[str, Any]:
+def find_nonfinite(model: GPT, ids: Tensor, step: int, processes: Processes = ALONE) -> dict[str, Any]:
     """The first layer whose output is not finite on `ids`, of any process: {"step", "layer", "where"}.
 
-    If all activations and logits are finite, "gradient"; with `backward`, the place where the gradient breaks first,
-    from the loss down: "gradient of block output" or "gradient of weights", and the layer. "gradient" without a layer
-    then means that every entry is finite and only the norm is not.
-    backward: takes the states (L + 1 of (B, T, d)) and row entropies of a pass, and calls backward() on its loss.
+    If all activations and logits are finite, "gradient of weights" and the layer nearest to the loss whose weights have
+    a gradient that is not finite; "gradient" without a layer if there is none, as only the norm is not finite.
     """
     model.eval()
     with eager():
         states, _ = model.hidden_states(ids)
         values = [*states, model(ids)]
     model.train()
-    # 0: embedding, 1 … L: blocks, L + 1: logits, L + 2: none of them
-    place = next((index for index, value in enumerate(values) if not torch.isfinite(value).all()), len(values))
-    place = processes.lowest(place)
-    if place == 0:
-        return {"step": step, "layer": None, "where": "embedding"}
-    if place < len(states):
-        return {"step": step, "layer": place - 1, "where": "block output"}
-    if place == len(states):
-        return {"step": step, "layer": None, "where": "logits"}
-    found = {"step": step, "layer": None, "where": "gradient"}
-    return found if backward is None else found | _nonfinite_gradient(model, ids, backward, processes)
-
-
-@torch.enable_grad()
-def _nonfinite_gradient(model: GPT, ids: Tensor, backward: Backward, processes: Processes) -> dict[str, Any]:
-    """The layer nearest to the loss with a non-finite gradient, in one more pass over `ids`."""
-    model.zero_grad(set_to_none=True)
-    with eager():
-        states, entropies = model.hidden_states(ids, entropy=model.architecture.entropy_regularized)
-        for state in states:
-            state.retain_grad()
-        backward(states, entropies)
-
-    def broken(tensors: Iterable[Tensor]) -> bool:
-        return any(tensor.grad is not None and not torch.isfinite(tensor.grad).all() for tensor in tensors)
-
-    last = len(model.blocks) - 1
-    # 2 d for the output of the block d below the last, 2 d + 1 for its weights
-    places = [
-        place
-        for depth, block in enumerate(reversed(model.blocks))
-        for place, tensors in ((2 * depth, states[last + 1 - depth :][:1]), (2 * depth + 1, block.parameters()))
-        if broken(tensors)
-    ]
-    place = processes.lowest(min(places, default=2 * last + 2))
-    model.zero_grad(set_to_none=True)
-    if place > 2 * last + 1:
-        return {}
-    where = "gradient of weights" if place % 2 else "gradient of block output"
-    return {"layer": last - place // 2, "where": where}
+    layers = list(enumerate(model.blocks))
+    places = [(None, "embedding"), *((layer, "block output") for layer, _ in layers), (None, "logits")]
+    for layer, block in reversed(layers):
+        if not all(torch.isfinite(p.grad).all() for p in block.parameters() if p.grad is not None):
+            places.append((layer, "gradient of weights"))
+    places.append((None, "gradient"))
+    first = next((index for index, value in enumerate(values) if not torch.isfinite(value).all()), len(values))
+    layer, where = places[processes.lowest(first)]
+    return {"step": step, "layer": layer, "where": where}
 
 
 def finite(value: float) -> float | None:

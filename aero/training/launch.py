@@ -1,28 +1,17 @@
 """Many trainings at once: on this machine, or as jobs of a cluster's scheduler through submitit.
 
 Every training is a process of its own (`stages.train`): one that fails stops no other, and one that was killed resumes
-when it is started again. The processes are forked from one that has PyTorch imported, which takes as long as a small
-training.
+when it is started again.
 """
 
 from __future__ import annotations
 
-import atexit
-import multiprocessing
 import os
-import queue
-import runpy
-import signal
 import subprocess
 import sys
-import threading
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor, as_completed
-from contextlib import suppress
+import time
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from multiprocessing import forkserver
-from multiprocessing.connection import wait
-from multiprocessing.process import BaseProcess
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -30,8 +19,6 @@ from aero.errors import UserError
 
 if TYPE_CHECKING:
     import submitit
-
-_LOCK = threading.Lock()  # starting a process looks at all others, and only one thread may read how one ended
 
 
 @dataclass(frozen=True)
@@ -51,7 +38,12 @@ class Training:
 
     def __call__(self) -> str | None:
         """Train, unless that is done; None, or one line why it failed. The output goes to output.txt in the folder."""
-        return self.execute({}, lambda process: None)
+        process = self.start()
+        try:
+            return self.failure(process)
+        finally:  # if the scheduler interrupts the wait, no process may keep the lock on the state
+            process.terminate()
+            process.wait()
 
     def checkpoint(self) -> submitit.helpers.DelayedSubmission:
         """Called by submitit when the scheduler takes the machine away: submits the same again, which resumes."""
@@ -59,54 +51,25 @@ class Training:
 
         return DelayedSubmission(self)
 
-    def execute(self, environment: Mapping[str, str], started: Callable[[BaseProcess], None]) -> str | None:
-        """`__call__` with further environment variables; `started` is called with the process."""
-        output = self.folder / "output.txt"
-        output.parent.mkdir(parents=True, exist_ok=True)
-        output.touch()
-        begin = output.stat().st_size
+    def start(self, **environment: str) -> subprocess.Popen:
+        """Start the training with further environment variables."""
+        self.folder.mkdir(parents=True, exist_ok=True)
         which = [self.run, "--seed", str(self.seed), "--scale", self.scale, "--out", str(self.folder)]
-        arguments = [*which, "--unless-done", *self.arguments]
-        context = multiprocessing.get_context("forkserver")
-        context.set_forkserver_preload(["aero.uncollected", "torch._dynamo", "aero.training.run"])
-        process = context.Process(target=_train, args=(arguments, output.resolve(), self.here, dict(environment)))
-        with _LOCK:
-            process.start()
-        try:
-            started(process)
-            wait([process.sentinel])
-        finally:
-            # If the scheduler interrupts the wait, no process may keep the lock on the state.
-            process.terminate()
-            with _LOCK:
-                process.join()
-        status = process.exitcode or 0
+        command = [sys.executable, "-m", "stages.train", *which, "--unless-done", *self.arguments]
+        with open(self.folder / "output.txt", "ab") as file:
+            return subprocess.Popen(
+                command, cwd=self.here, env=os.environ | environment, stdout=file, stderr=subprocess.STDOUT
+            )
+
+    def failure(self, process: subprocess.Popen) -> str | None:
+        """Wait for the process; None, or one line why it failed."""
+        output, status = self.folder / "output.txt", process.wait()
         if status < 0:
             return f"killed by signal {-status}, see {output}"
         if status:
-            said = output.read_bytes()[begin:].decode(errors="replace").split("\n")
-            line = next((line.strip() for line in reversed(said) if line.strip()), f"exit status {status}")
-            return line.removeprefix("error: ")
+            said = output.read_text(encoding="utf-8", errors="replace").strip().splitlines()
+            return said[-1].removeprefix("error: ") if said else f"exit status {status}"
         return None
-
-
-def _train(arguments: list[str], output: Path, here: Path, environment: dict[str, str]) -> None:
-    """`python -m stages.train` in the folder `here`; what is printed is added to the file `output`."""
-    os.chdir(here)
-    os.environ.update(environment)
-    with open(output, "ab") as file:
-        os.dup2(file.fileno(), 1)
-        os.dup2(file.fileno(), 2)
-    sys.argv = ["stages.train", *arguments]
-    runpy.run_module("stages.train", run_name="__main__", alter_sys=True)
-
-
-@atexit.register
-def _end() -> None:
-    """End the fork server at once: by itself it takes seconds, and keeps our output open meanwhile."""
-    if (pid := forkserver._forkserver._forkserver_pid) is not None:
-        with suppress(ProcessLookupError):
-            os.kill(pid, signal.SIGKILL)
 
 
 def run_here(
@@ -116,37 +79,25 @@ def run_here(
 
     gpus: names for CUDA_VISIBLE_DEVICES; with fewer than `jobs`, several trainings share one.
     """
-    slots: queue.SimpleQueue[int] = queue.SimpleQueue()
-    for slot in range(jobs):
-        slots.put(slot)
-    running: dict[int, BaseProcess] = {}
-    stopped = threading.Event()
-    # Read by PyTorch when the fork server imports it.
+    waiting, running = list(reversed(trainings)), {}  # running: training and process by slot
     os.environ.setdefault("OMP_NUM_THREADS", str(max(1, len(os.sched_getaffinity(0)) // jobs)))
-
-    def one(training: Training) -> str | None:
-        slot = slots.get()
-        environment = {"CUDA_VISIBLE_DEVICES": gpus[slot % len(gpus)]} if gpus else {}
-
-        def started(process: BaseProcess) -> None:
-            running[slot] = process
-            if stopped.is_set():
-                process.terminate()
-
-        try:
-            return "stopped" if stopped.is_set() else training.execute(environment, started)
-        finally:
-            slots.put(slot)
-
-    with ThreadPoolExecutor(jobs) as pool:
-        waiting = {pool.submit(one, training): training for training in trainings}
-        try:
-            for finished in as_completed(waiting):
-                yield waiting[finished], finished.result()
-        finally:
-            stopped.set()
-            for process in list(running.values()):
-                process.terminate()
+    try:
+        while waiting or running:
+            for slot in set(range(jobs)) - running.keys():
+                if waiting:
+                    training = waiting.pop()
+                    chosen = {"CUDA_VISIBLE_DEVICES": gpus[slot % len(gpus)]} if gpus else {}
+                    running[slot] = training, training.start(**chosen)
+            time.sleep(0.05)
+            for slot, (training, process) in list(running.items()):
+                if process.poll() is not None:
+                    del running[slot]
+                    yield training, training.failure(process)
+    finally:
+        for _, process in running.values():
+            process.terminate()
+        for _, process in running.values():
+            process.wait()
 
 
 def run_on_cluster(

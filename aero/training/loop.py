@@ -96,7 +96,6 @@ def train(
     training: Trainer,
     state_path: Path | None = None,
     state_hash: str = "",
-    progress: bool = True,
     label: str = "",
     stop: Callable[[], bool] | None = None,
     observers: Sequence[Any] = (),
@@ -114,7 +113,7 @@ def train(
     training.resume(state_path, state_hash)
     settings, processes = training.settings, training.processes
     outcome, observers = training.outcome, observers if processes.first else ()
-    hidden = None if progress and processes.first else True
+    hidden = None if processes.first else True  # None: shown in a terminal
     done = outcome.steps_done
     bar = tqdm(total=settings.steps, initial=done, desc=label, unit="step", disable=hidden, mininterval=1.0)
     noted = contextlib.nullcontext(lambda: False) if processes.several else interruption_noted()
@@ -207,9 +206,8 @@ class Trainer:
     def train_step(self, step: int) -> Step:
         """Gradient of the batch of `step`, accumulated over micro-batches and clipped; no update yet."""
         settings, processes, accumulation = self.settings, self.processes, self.settings.accumulation
-        self.factor = learning_rate_factor(settings, step)
         for group in self.optimizer.param_groups:
-            group["lr"] = settings.learning_rate * self.factor
+            group["lr"] = settings.learning_rate * learning_rate_factor(settings, step)
         parts: list[Tensor] = []
         measured: list[Tensor] = []  # loss and penalty of each micro-batch, then the norm of the gradient
         for part in range(accumulation):
@@ -217,14 +215,10 @@ class Trainer:
             waits = processes.several and part < accumulation - 1
             with self.together.no_sync() if waits else contextlib.nullcontext():
                 cross_entropy, penalty = self.losses(ids)
-                objective = cross_entropy
-                if penalty is not None:
-                    objective = cross_entropy + self.regularizer.lambda_ * penalty
+                objective = cross_entropy + self.regularizer.lambda_ * penalty
                 self.scaler.scale(objective / accumulation).backward()
             parts.append(ids)
-            measured += [cross_entropy.detach().double(), torch.zeros_like(cross_entropy).double()]
-            if penalty is not None:
-                measured[-1] = penalty.detach().double()
+            measured += [cross_entropy.detach().double(), penalty.detach().double()]
         self.scaler.unscale_(self.optimizer)
         measured.append(clip(self.model, settings.clip).double())
         *values, norm = torch.stack(measured).tolist()  # one transfer a step: a GPU waits for each
@@ -237,11 +231,12 @@ class Trainer:
         )
         return Step(loss, penalty, norm, parts, losses)
 
-    def losses(self, ids: Tensor) -> tuple[Tensor, Tensor | None]:
-        """Cross-entropy of a micro-batch, and its penalty on entropies if the architecture has one."""
+    def losses(self, ids: Tensor) -> tuple[Tensor, Tensor]:
+        """Cross-entropy of a micro-batch, and its penalty on entropies, 0 if the architecture has none."""
         with _autocast(self.settings.precision, self.device):
             if not self.architecture.entropy_regularized:
-                return self.token_loss(self.together(ids), ids), None
+                cross_entropy = self.token_loss(self.together(ids), ids)
+                return cross_entropy, torch.zeros_like(cross_entropy)
             logits, entropies = self.together(ids, entropy=True)
             penalty = self._penalty(entropies.float())
             return self.token_loss(logits, ids), penalty
@@ -307,23 +302,14 @@ class Trainer:
             # Micro-batches with a non-finite loss come first; every process takes as many turns.
             for turn in sorted(range(len(result.parts)), key=lambda index: math.isfinite(result.losses[index])):
                 ids = result.parts[turn]
-                found = diagnostics.find_nonfinite(self.model, ids, step, self.processes, self._backward(ids))
-                if found["where"] != "gradient":
+                found = diagnostics.find_nonfinite(self.model, ids, step, self.processes)
+                if not found["where"].startswith("gradient"):
                     break
             self.outcome.first_nonfinite = found
             row |= diagnostics.layer_columns(self.model, ids)
         overflows = [f"overflow_layer_{layer}" for layer in range(self.config.layers)]
         counts = self.processes.total(*(row[name] for name in overflows))
         return row | {name: int(count) for name, count in zip(overflows, counts, strict=True)}
-
-    def _backward(self, ids: Tensor) -> diagnostics.Backward:
-        def backward(states: list[Tensor], entropies: list[Tensor]) -> None:
-            value = next_token_loss(self.model.logits(states[-1]), ids)
-            if entropies:
-                value = value + self.regularizer.lambda_ * self._penalty(torch.stack(entropies).float())
-            self.scaler.scale(value / self.settings.accumulation).backward()
-
-        return backward
 
     def _row(self, done: int, result: Step) -> Row:
         settings = self.settings
@@ -332,7 +318,7 @@ class Trainer:
             "tokens": done * settings.batch_size * settings.accumulation * self.config.context,
             "train_loss": finite(result.loss),
             "regularization": finite(result.penalty),
-            "learning_rate": settings.learning_rate * self.factor,
+            "learning_rate": settings.learning_rate * learning_rate_factor(settings, done - 1),
             "gradient_norm": finite(result.norm),
             "seconds": round(time.monotonic() - self.began, 3),
         }

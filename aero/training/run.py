@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import math
 import time
@@ -12,25 +13,20 @@ from typing import Any
 import torch
 
 from aero import records
-from aero.checkpoint import load, save
+from aero.checkpoint import load, packed
 from aero.config import Parameters, ResolvedRun
-from aero.data.base import sha256_of
 from aero.data.batches import Batches, evaluation_batches
 from aero.data.tokens import Tokens, open_tokens, tokens_folder
 from aero.entropy import measure
 from aero.errors import UserError
 from aero.model import GPT
-from aero.records import temporary, write_text, write_together
+from aero.records import write_text, write_together
 from aero.training.diagnostics import find_nonfinite
 from aero.training.distributed import ALONE, Processes, default_device
 from aero.training.kernels import eager
 from aero.training.log import LiveLog, columns
 from aero.training.loop import Regularizer, Trainer, evaluate, train
 
-ENTROPY_BATCH = 32
-"""Sequences a batch when entropies are measured."""
-LARGE_BATCH = 16_384
-"""Tokens of an evaluation batch on a GPU."""
 UNFINISHED, STATE = "log.unfinished.csv", "resume.safetensors"
 """The log until its training is over, and the state from which the training resumes."""
 
@@ -40,7 +36,6 @@ def train_run(
     tokens: Tokens,
     folder: Path,
     device: str | None = None,
-    progress: bool = True,
     stop: Callable[[], bool] | None = None,
     processes: Processes = ALONE,
     observers: Sequence[Any] = (),
@@ -68,7 +63,7 @@ def train_run(
         observers = [LiveLog(folder / UNFINISHED, _columns(run)), *observers]
     try:
         training = trainer_of(run, tokens, device, processes)
-        outcome = train(training, folder / STATE, state_hash, progress, run.label, stop, observers)
+        outcome = train(training, folder / STATE, state_hash, run.label, stop, observers)
     except torch.OutOfMemoryError as error:
         raise UserError(
             f"{run.name} does not fit into the memory of {device}: {str(error).splitlines()[0]} "
@@ -102,7 +97,7 @@ def finish_run(
 
     more: further provenance.
     """
-    model, place = training.outcome.model, folder / "checkpoint.safetensors"
+    model, contents = training.outcome.model, {}
     metrics = _metrics(run, training, tokens, _final_loss(run, training, tokens))
     metrics["provenance"] |= {
         "started": training.started,
@@ -114,14 +109,13 @@ def finish_run(
         return metrics
     if checkpoint:
         named = {"run": run.name, "seed": str(run.seed), "config_hash": metrics["config_hash"]}
-        save(temporary(place), model, **named, tokenizer_sha256=metrics["provenance"]["tokenizer_sha256"])
-        metrics["provenance"]["checkpoint_sha256"] = sha256_of(temporary(place))
+        written = packed(model, **named, tokenizer_sha256=metrics["provenance"]["tokenizer_sha256"])
+        metrics["provenance"]["checkpoint_sha256"] = hashlib.sha256(written).hexdigest()
+        contents[folder / "checkpoint.safetensors"] = written
     write_entropy(folder / "entropy.json", model, metrics, tokens, run, training.device)
-    texts = {
-        folder / "log.csv": records.csv_text(_columns(run), training.outcome.rows),
-        folder / "metrics.json": json.dumps(metrics, indent=1, allow_nan=False) + "\n",
-    }
-    write_together(texts, beside=[place] if checkpoint else [])
+    contents[folder / "log.csv"] = records.csv_text(_columns(run), training.outcome.rows)
+    contents[folder / "metrics.json"] = json.dumps(metrics, indent=1, allow_nan=False) + "\n"
+    write_together(contents)
     (folder / UNFINISHED).unlink(missing_ok=True)
     return metrics
 
@@ -134,12 +128,12 @@ def _columns(run: ResolvedRun) -> list[str]:
 
 
 def _held_out(run: ResolvedRun, tokens: Tokens, count: int, device: str = "cpu") -> list[torch.Tensor]:
-    """Held-out batches; on a GPU all but the first, on which the log's statistics are measured, are large."""
+    """Held-out batches; on a GPU all but the first, on which the log's statistics are measured, have 16,384 tokens."""
     sizes, packing = run.sizes, run.corpus.packing
     batches = list(evaluation_batches(tokens.valid, sizes.context, run.train.batch_size, count, packing))
     if device == "cpu" or len(batches) == 1:
         return batches
-    return [batches[0], *torch.cat(batches[1:]).split(max(run.train.batch_size, LARGE_BATCH // sizes.context))]
+    return [batches[0], *torch.cat(batches[1:]).split(max(run.train.batch_size, 16_384 // sizes.context))]
 
 
 def _final_loss(run: ResolvedRun, training: Trainer, tokens: Tokens) -> float | None:
@@ -249,7 +243,7 @@ def write_entropy(
     """
     path.unlink(missing_ok=True)
     config = model.config
-    batches = evaluation_batches(tokens.valid, config.context, ENTROPY_BATCH, run.entropy_tokens, run.corpus.packing)
+    batches = evaluation_batches(tokens.valid, config.context, 32, run.entropy_tokens, run.corpus.packing)
     model.eval()  # in training mode a spectral norm would iterate
     try:
         with eager():

@@ -14,29 +14,22 @@ LARGE = 2**20
 are smaller."""
 
 
-def linear_warmup_decay(step: int, steps: int, warmup_steps: int) -> float:
-    """Factor on the learning rate at `step` (0-based): linear warm-up, then linear decay to 0 (CodeParrot's recipe).
+def learning_rate_factor(settings: TrainParameters, step: int) -> float:
+    """Factor on the learning rate at `step` (0-based), by the settings' schedule.
 
-    Step 0 already moves (factor 1/warmup_steps), and the last step is one decrement above 0.
+    linear (CodeParrot): warm-up, then decay to 0. Step 0 already moves (factor 1/warmup_steps), and the last step is
+    one decrement above 0. cosine (Languini): a cosine from 1 to the final rate over all steps, times a linear ramp over
+    the first `warmup_steps`; languini-kitchen's `CosineLR` counts steps from 1.
     """
+    steps = settings.steps
+    warmup_steps = settings.warmup_steps or max(1, round(settings.warmup * steps))
+    if settings.schedule == "cosine":
+        final = settings.final_learning_rate / settings.learning_rate
+        cosine = final + (1 - final) * (1 + math.cos(math.pi * (step + 1) / steps)) / 2
+        return cosine * min(step + 1, warmup_steps) / warmup_steps
     if step < warmup_steps:
         return (step + 1) / warmup_steps
     return (steps - step) / (steps - warmup_steps + 1)
-
-
-def ramped_cosine(step: int, steps: int, warmup_steps: int, final: float) -> float:
-    """Factor on the learning rate at `step` (0-based): a cosine from 1 to `final` over all steps, times a linear ramp
-    over the first `warmup_steps` (Languini's recipe; languini-kitchen's `CosineLR` counts steps from 1)."""
-    cosine = final + (1 - final) * (1 + math.cos(math.pi * (step + 1) / steps)) / 2
-    return cosine * min(step + 1, warmup_steps) / warmup_steps
-
-
-def learning_rate_factor(settings: TrainParameters, step: int) -> float:
-    """Factor on the learning rate at `step` (0-based), by the settings' schedule."""
-    warmup_steps = settings.warmup_steps or max(1, round(settings.warmup * settings.steps))
-    if settings.schedule == "cosine":
-        return ramped_cosine(step, settings.steps, warmup_steps, settings.final_learning_rate / settings.learning_rate)
-    return linear_warmup_decay(step, settings.steps, warmup_steps)
 
 
 def parameter_groups(model: nn.Module, weight_decay: float) -> list[dict[str, object]]:

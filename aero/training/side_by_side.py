@@ -29,9 +29,6 @@ from aero.training.run import STATE, finish_run, finished_metrics, trainer_of
 from aero.training.schedule import learning_rate_factor
 from aero.training.time_limited import Ending, Limit
 
-WARM_UP = 3
-"""Steps before the capture, in which PyTorch chooses kernels; they are undone."""
-
 
 class CapturedTraining:
     """One training, each step of which is one launch of a CUDA graph. On a CPU, for tests, it is an ordinary call.
@@ -72,10 +69,9 @@ class CapturedTraining:
         step = self.step.clamp(max=self.run.train.steps - 1)  # warm-up steps may be more than are left
         self.rate.copy_(self.rates.index_select(0, step)[0])
         loss, penalty = trainer.losses(self.batches.index_select(0, step)[0].long())
-        objective = loss if penalty is None else loss + trainer.regularizer.lambda_ * penalty
-        objective.backward()
+        penalty = trainer.regularizer.lambda_ * penalty
+        (loss + penalty).backward()
         norm = _clip(trainer.model, self.run.train.clip)
-        penalty = torch.zeros_like(loss) if penalty is None else trainer.regularizer.lambda_ * penalty
         values = torch.stack([loss.detach().double(), penalty.detach().double(), norm])
         self.results.index_copy_(0, step, values[None])
         trainer.update()
@@ -86,7 +82,7 @@ class CapturedTraining:
         resumed = bool(self.trainer.optimizer.state)
         with eager(), self.on_stream():
             before = [value.clone() for value in self._tensors()]
-            for _ in range(WARM_UP):
+            for _ in range(3):  # PyTorch chooses kernels; these steps are undone
                 self._step()
             torch.cuda.synchronize()
             graph = torch.cuda.CUDAGraph()
@@ -127,7 +123,6 @@ class CapturedTraining:
             values = self.results[trainer.outcome.steps_done : done].tolist()
             if not all(math.isfinite(value) for row in values for value in row):
                 return False
-            trainer.factor = learning_rate_factor(self.run.train, done - 1)
             row = trainer.log_row(done - 1, Step(*values[-1], [], []))
             trainer.outcome.rows.append(row)
         return True
@@ -161,14 +156,8 @@ def train_side_by_side(
         else:
             todo.append(run)
     for first in range(0, len(todo), together):
-        if not limit.may_start():
-            return
-        stopped = False
-        for ending in _train_group(todo[first : first + together], tokens_of, folder_of, limit, device):
-            stopped = stopped or ending.how == "unfinished"
-            yield ending
-        if stopped:
-            return
+        if limit.may_start():
+            yield from _train_group(todo[first : first + together], tokens_of, folder_of, limit, device)
 
 
 def _train_group(

@@ -17,16 +17,10 @@ import torch
 
 from aero.config import ResolvedRun
 from aero.data.tokens import Tokens
+from aero.errors import one_line
 from aero.records import Row, lock
 from aero.training.distributed import default_device
 from aero.training.run import STATE, finished_metrics, train_run
-
-SAFETY = 1.25
-"""Time reserved to start and to end a run: the longest so far, times this."""
-FIRST_SHARE = 0.04
-"""The same before the first run: this share of the time limit."""
-
-How = Literal["finished", "found", "unfinished", "failed"]
 
 
 @dataclass(frozen=True)
@@ -34,7 +28,7 @@ class Ending:
     """How one training ended. found: it was done before. metrics: of a finished or found one."""
 
     run: ResolvedRun
-    how: How
+    how: Literal["finished", "found", "unfinished", "failed"]
     metrics: dict[str, Any] | None = None
     line: str = ""
 
@@ -60,9 +54,10 @@ class Limit:
         return float("inf") if self.seconds is None else self.began + self.seconds - time.monotonic()
 
     def reserve(self, measured: float | None) -> float:
+        """Seconds kept free to start or end a run: 1.25 times the longest so far, before the first 4 % of the limit."""
         if self.seconds is None:
             return 0.0
-        return FIRST_SHARE * self.seconds if measured is None else SAFETY * measured
+        return 0.04 * self.seconds if measured is None else 1.25 * measured
 
     def may_start(self) -> bool:
         """Whether there is time to start a run and save it."""
@@ -105,8 +100,7 @@ def train_in_turn(
     """Train one run after the other and measure their entropies, while there is time.
 
     folder_of: folder of metrics.json, entropy.json, log.csv and the state of an unfinished run; no checkpoint is
-    written. A run that fails stops no other. A run that fails when compiled is trained again without compiling. Ends
-    after the run that the limit stops.
+    written. A run that fails stops no other. Ends after the run that the limit stops.
     """
     device = device or default_device()
     for run in runs:
@@ -118,10 +112,10 @@ def train_in_turn(
             continue
         watch = _Stopwatch()
         try:
-            metrics = _train(run, tokens, folder, limit, device, watch)
+            with lock(folder / STATE):
+                metrics = train_run(run, tokens, folder, device, stop=limit.stop, observers=[watch], checkpoint=False)
         except Exception as error:  # a failing run must not cost the time of the others
-            line = f"{type(error).__name__}: {' '.join(str(error).split())[:500]}"
-            yield Ending(run, "failed", line=str(error) if isinstance(error, ValueError) else line)
+            yield Ending(run, "failed", line=one_line(error))
             continue
         finally:
             _free_memory(device)
@@ -130,24 +124,6 @@ def train_in_turn(
             yield Ending(run, "unfinished")
             return
         yield Ending(run, "finished", metrics)
-
-
-def _train(
-    run: ResolvedRun, tokens: Tokens, folder: Path, limit: Limit, device: str, watch: _Stopwatch
-) -> dict[str, Any] | None:
-    def once() -> dict[str, Any] | None:
-        return train_run(run, tokens, folder, device, stop=limit.stop, observers=[watch], checkpoint=False)
-
-    with lock(folder / STATE):
-        try:
-            return once()
-        except Exception as error:
-            if isinstance(error, ValueError) or not (run.train.compile and device.startswith("cuda")):
-                raise
-            print(f"{run.label}: {type(error).__name__}, again without compiling: {str(error)[:300]}", flush=True)
-            _free_memory(device)
-            with torch.compiler.set_stance("force_eager"):
-                return once()
 
 
 def _free_memory(device: str) -> None:

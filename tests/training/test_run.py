@@ -12,7 +12,7 @@ import yaml
 from small_project import make, stage
 
 from aero import cli
-from aero.checkpoint import describe
+from aero.checkpoint import metadata
 from aero.config import load
 from aero.data.tokens import open_tokens
 from aero.errors import UserError
@@ -92,7 +92,7 @@ def test_other_tokens_and_another_tokenizer_are_refused(trained, monkeypatch):
     own, other = (open_tokens(trained / name).manifest for name in ("own", "runs/tokens"))
     assert own["vocabulary"] == other["vocabulary"] and own["tokenizer_sha256"] != other["tokenizer_sha256"]
     run = next((trained / "runs/default/sm-r").glob("seed_*"))
-    assert describe(run / "checkpoint.safetensors")[2]["tokenizer_sha256"] == own["tokenizer_sha256"]
+    assert metadata(run / "checkpoint.safetensors")["tokenizer_sha256"] == own["tokenizer_sha256"]
     assert json.loads((run / "entropy.json").read_text())["run"] == "sm-r"
     monkeypatch.chdir(trained)
     text = trained / "text.py"

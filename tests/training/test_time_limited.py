@@ -9,8 +9,6 @@ from functools import partial
 import pytest
 from small_project import finish, start, whole_lines, without_seconds
 
-from aero.config import load
-from aero.data.tokens import open_tokens
 from aero.errors import UserError
 from aero.records import read_training, read_trainings
 from aero.training import time_limited
@@ -27,7 +25,7 @@ def without_time(training):
 
 
 def trainings(folder):
-    return read_trainings(folder, scale="smoke")
+    return read_trainings(folder)
 
 
 def test_results_are_those_of_the_single_stages_and_come_in_one_file(inside, capsys):
@@ -56,6 +54,8 @@ def test_results_are_those_of_the_single_stages_and_come_in_one_file(inside, cap
     assert (folder / "home/metrics.jsonl").read_bytes() == before
     report = json.loads((folder / "home/report.json").read_text())
     assert report["left"] == [] and [line["how"] for line in report["trainings"]] == ["finished"] * 2
+    with pytest.raises(UserError, match="home has trainings of scale smoke"):
+        train_limited.main(["sm-r", "--scale", "laptop", "--out", "home"])
 
 
 def test_what_was_trained_on_this_machine_goes_out_again_until_it_is_merged(inside):
@@ -73,27 +73,6 @@ def test_one_failing_stops_no_other(inside):
     assert set(trainings(folder / "home")) == {("sm-r", 1337)}
     report = json.loads((folder / "home/report.json").read_text())
     assert report["left"] == [] and report["trainings"][0]["outcome"].startswith("failed: the corpus has")
-
-
-def test_a_run_that_fails_when_compiled_is_trained_without(inside, monkeypatch, capsys):
-    folder = inside(train={"compile": True})
-    run, tokens, tried = load().resolve("sm-r", 1), open_tokens("runs/tokens"), []
-
-    def failing(*arguments, **more):
-        tried.append(more["stop"])
-        if len(tried) == 1:
-            raise RuntimeError("no such kernel")
-        return {"run": "sm-r"}
-
-    def endings(device):
-        return list(time_limited.train_in_turn([run], lambda run: tokens, lambda run: folder / "x", Limit(), device))
-
-    monkeypatch.setattr(time_limited, "train_run", failing)
-    monkeypatch.setattr(time_limited, "_free_memory", lambda device: None)
-    assert [ending.how for ending in endings("cuda")] == ["finished"] and len(tried) == 2
-    assert "again without compiling: no such kernel" in capsys.readouterr().out
-    tried.clear()
-    assert [(ending.how, ending.line) for ending in endings("cpu")] == [("failed", "RuntimeError: no such kernel")]
 
 
 def test_the_limit_by_hand(monkeypatch):

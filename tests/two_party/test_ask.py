@@ -426,9 +426,9 @@ def test_a_missing_file_or_a_port_in_use_is_reported_before_anything_is_loaded(p
         cases = [
             (["serve", "--checkpoint", str(tmp_path / "none")], "does not exist; `make example`"),
             (["ask", "--checkpoint", str(tmp_path / "none"), "a"], "does not exist; `make example`"),
-            (["serve", "--checkpoint", "/dev/zero"], "is a pipe, socket or device; name a file"),
+            (["serve", "--checkpoint", "/dev/zero"], "pipe, socket or device; name a file"),
             (["ask", "--checkpoint", str(tmp_path), "a"], "is a folder"),
-            (["serve", "--checkpoint", str(path), "--tokenizer", "/dev/zero"], "is a pipe, socket or device"),
+            (["serve", "--checkpoint", str(path), "--tokenizer", "/dev/zero"], "pipe, socket or device"),
             (["serve", "--checkpoint", str(path), "--listen", here], "cannot listen at"),
             (["serve", "--checkpoint", str(path), "--listen", "::1:9731"], "in brackets: "),
         ]

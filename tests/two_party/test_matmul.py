@@ -9,7 +9,6 @@ import numpy as np
 import pytest
 from clear_text import STEP, occurrences, unprotected
 
-from aero.config import TUNED_FRACTION_BITS
 from aero.errors import UserError
 from aero.two_party.lattice import matmul as lattice
 from aero.two_party.lattice import polynomials
@@ -249,7 +248,6 @@ def test_matrices_beyond_the_budget_and_other_fixed_points_are_refused():
         with pytest.raises(UserError, match="needs the ring FM64 and 16 to 20 fraction bits"):
             prepare(hand, None)
     assert prepare(StepContext(CLIENT), None) is None
-    assert lattice.FRACTION_BITS == TUNED_FRACTION_BITS
 
 
 ROWS, INNER, COLUMNS, PASSES = 20, 40, 24, 3

@@ -337,7 +337,7 @@ def test_a_key_or_a_link_of_another_user_is_refused(own, name):
 def test_a_device_is_no_credential(folders, name):
     files = {"certificate": "client.pem", "key": "client.key", "ca": "ca.pem"}
     paths = {field: folders[0] / file for field, file in files.items()} | {name: Path("/dev/zero")}
-    with pytest.raises(ValueError, match="/dev/zero is a pipe, socket or device"):
+    with pytest.raises(ValueError, match="/dev/zero is a folder, pipe, socket or device"):
         tls_context(**paths, server=False)
 
 

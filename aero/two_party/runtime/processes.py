@@ -25,7 +25,7 @@ from typing import Any
 from aero.two_party.runtime.party import Party
 from aero.two_party.runtime.settings import TwoPartyError
 
-PRELOADED = ("aero.uncollected", "numpy", "jax", "torch", "torch._dynamo")
+PRELOADED = ("numpy", "jax", "torch", "torch._dynamo")
 """The last is what PyTorch computes shapes of weights with, on the device "meta"."""
 THREAD_VARIABLES = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS")
 _PR_SET_PDEATHSIG = 1
@@ -105,7 +105,6 @@ def party_process(connection: Connection, log_path: str) -> None:
     """
     end_with_parent()
     gc.freeze()  # what the fork server imported stays; looking through it would copy its memory
-    gc.enable()
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent gets it too and ends us
     try:
         log = os.open(log_path, os.O_RDWR | os.O_APPEND)

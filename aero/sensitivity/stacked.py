@@ -5,21 +5,14 @@ Shapes: R learning rates, K seeds, S = R K models (the seed runs fastest), L lay
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Container, Sequence
 from dataclasses import dataclass, field
 
 import torch
 from torch import Tensor
 
-from aero.attention_kernels import (
-    Core,
-    attend,
-    attended,
-    clip_gain,
-    clip_gain_gradient,
-    normalise,
-    row_entropy,
-)
+from aero.attention_kernels import Core, attend, attended, clip_gain, clip_gain_gradient, normalise, row_entropy
 from aero.attention_kernels import sigma_reparam as reparametrise
 from aero.sensitivity.setting import LAYERS, Setting, draw_batches
 
@@ -27,9 +20,6 @@ FIRST_ITERATIONS = 30
 """Power iterations at initialisation; one a step follows."""
 DROP_EVERY = 10
 """Steps between removals of diverged models from the stack."""
-
-Observer = Callable[[int, Tensor, Tensor], None]
-"""Called with a layer's number, P (S, B, N, N) and the logits Z (S, B, N, N), after QK-LayerNorm."""
 
 
 class Stack:
@@ -63,10 +53,11 @@ class Stack:
         self.rates, self.seed_of = self.rates[which], self.seed_of[which]
         self.vectors = None if self.vectors is None else self.vectors[which]
 
-    def forward(self, tokens: Tensor, observe: Observer | None = None) -> Tensor:
+    def forward(self, tokens: Tensor, observe: Callable[[int, Tensor, Tensor], None] | None = None) -> Tensor:
         """Predictions (S, B) for tokens (S, B, N, d + 1).
 
-        Without an observer the last layer computes only the query that the prediction reads.
+        observe: called with a layer's number, P and the logits Z after QK-LayerNorm, (S, B, N, N) each. Without it the
+        last layer computes only the query that the prediction reads.
         """
         p, (models, batch, count, _), width = self.parameters, tokens.shape, self.setting.width
         weights = p["weights"]
@@ -108,15 +99,14 @@ class Stack:
 
         A norm is infinite where its square overflows, in float32 from 1.8e19, as in the committed sweep.
         """
-        names, values = list(self.parameters), list(self.parameters.values())
-        for value in values:
+        for value in self.parameters.values():
             value.requires_grad_()
         losses = self.losses(tokens, targets)
-        gradients = torch.autograd.grad(losses.sum(), values)
+        gradients = torch.autograd.grad(losses.sum(), list(self.parameters.values()))
         factor = self.setting.batch if self.setting.reduction == "sum" else 1.0
         squares = torch.zeros_like(losses)
         with torch.no_grad():
-            for name, value, gradient in zip(names, values, gradients, strict=True):
+            for (name, value), gradient in zip(self.parameters.items(), gradients, strict=True):
                 value.requires_grad_(False)
                 gradient = gradient * factor
                 squares += gradient.flatten(1).square().sum(1)
@@ -155,9 +145,9 @@ def initial(core: Core, setting: Setting, seed: int) -> dict[str, Tensor]:
     generator, width = torch.Generator().manual_seed(2 * seed), setting.width
 
     def matrix(*shape: int, fan_in: int, fan_out: int) -> Tensor:
-        bound = setting.init_bound(fan_in, fan_out)
-        if bound is None:
+        if setting.init == "normal_0.1":
             return 0.1 * torch.randn(*shape, generator=generator)
+        bound = 1 / math.sqrt(fan_in) if setting.init == "linear" else math.sqrt(6 / (fan_in + fan_out))
         return (2 * torch.rand(*shape, generator=generator) - 1) * bound
 
     drawn = {"weights": matrix(LAYERS, 3, width, width, fan_in=width, fan_out=width)}
@@ -178,14 +168,13 @@ class Trained:
     """Losses and gradient norms of a stack, (steps, R, K) each, NaN once a model has diverged.
 
     untrained_losses, zero_losses: (steps, K), on the same batches, of the untrained models and of predicting 0.
-    statistics: `Stack.attention_statistics` before the steps `observed_at`, (observations, R, K, L) each.
+    statistics: `Stack.attention_statistics` before each observed step, (observed steps, R, K, L) each.
     """
 
     losses: Tensor
     gradient_norms: Tensor
     untrained_losses: Tensor
     zero_losses: Tensor
-    observed_at: list[int] = field(default_factory=list)
     statistics: dict[str, Tensor] = field(default_factory=dict)
 
 
@@ -201,11 +190,10 @@ def train(
 
     A training ends with its first loss that is not finite. observe_at: steps before which attention is measured.
     """
-    stack, shape = Stack(core, setting, rates, seeds, dtype), (-1, len(seeds))
-    untrained = Stack(core, setting, rates[:1], seeds, dtype)
+    stack, untrained = (Stack(core, setting, some, seeds, dtype) for some in (rates, rates[:1]))
     alive = torch.arange(len(stack.rates))
     losses = torch.full((setting.steps, len(alive)), torch.nan, dtype=dtype)
-    norms, observed_at, observed = losses.clone(), [], []
+    norms, observed = losses.clone(), []
     untrained_losses, zero_losses = torch.empty(2, setting.steps, len(seeds), dtype=dtype)
     for step, (tokens, targets) in zip(range(setting.steps), draw_batches(setting, seeds, dtype), strict=False):
         with torch.no_grad():
@@ -214,9 +202,8 @@ def train(
         if not len(alive):
             continue
         if step in observe_at:
-            observed_at.append(step)
-            seen = stack.attention_statistics(tokens)
             nothing = torch.full((losses.shape[1], LAYERS), torch.nan, dtype=dtype)
+            seen = stack.attention_statistics(tokens)
             observed.append({name: nothing.index_copy(0, alive, value) for name, value in seen.items()})
         losses[step, alive], norms[step, alive] = stack.step(tokens, targets)
         if (step + 1) % DROP_EVERY == 0:
@@ -224,7 +211,7 @@ def train(
             if not finite.all():
                 stack.keep(finite)
                 alive = alive[finite]
-    names = observed[0] if observed else ()
-    statistics = {name: torch.stack([found[name] for found in observed]).unflatten(1, shape) for name in names}
+    names, shape = observed[0] if observed else (), (-1, len(seeds))
+    statistics = {name: torch.stack([seen[name] for seen in observed]).unflatten(1, shape) for name in names}
     losses, norms = losses.unflatten(1, shape), norms.unflatten(1, shape)
-    return Trained(losses, norms, untrained_losses, zero_losses, observed_at, statistics)
+    return Trained(losses, norms, untrained_losses, zero_losses, statistics)

@@ -6,7 +6,7 @@ Shapes: R learning rates, K seeds, S = R K models (the seed runs fastest), L lay
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Container, Sequence
+from collections.abc import Container, Sequence
 from dataclasses import dataclass, field
 
 import torch
@@ -53,11 +53,11 @@ class Stack:
         self.rates, self.seed_of = self.rates[which], self.seed_of[which]
         self.vectors = None if self.vectors is None else self.vectors[which]
 
-    def forward(self, tokens: Tensor, observe: Callable[[int, Tensor, Tensor], None] | None = None) -> Tensor:
+    def forward(self, tokens: Tensor, seen: list[tuple[Tensor, Tensor]] | None = None) -> Tensor:
         """Predictions (S, B) for tokens (S, B, N, d + 1).
 
-        observe: called with a layer's number, P and the logits Z after QK-LayerNorm, (S, B, N, N) each. Without it the
-        last layer computes only the query that the prediction reads.
+        seen: where every layer adds P and the logits Z after QK-LayerNorm, (S, B, N, N) each. Without it the last layer
+        computes only the query that the prediction reads.
         """
         p, (models, batch, count, _), width = self.parameters, tokens.shape, self.setting.width
         weights = p["weights"]
@@ -72,18 +72,18 @@ class Stack:
         for layer in range(LAYERS):
             qkv = (x.reshape(models, batch * count, width) @ joined[layer]).view(models, batch, count, 3 * width)
             query, key, value = qkv.split(width, -1)  # (S, B, N, D) each
-            if layer == LAYERS - 1 and observe is None:
+            if layer == LAYERS - 1 and seen is None:
                 query, x = query[..., -1:, :], x[..., -1:, :]
             gains = None
             if "gains" in p:
                 gamma_q, gamma_k = p["gains"][:, layer].unbind(1)  # (S, D)
                 gains = gamma_q[:, None, None], gamma_k[:, None, None]
-            if observe is None:
+            if seen is None:
                 update = attended(self.core, query, key, value, gains)
             else:
                 update, probabilities = attend(self.core, query, key, value, gains)
                 normal_query, normal_key = normalise(self.core, query, key, gains)
-                observe(layer, probabilities, normal_query @ normal_key.mT)
+                seen.append((probabilities, normal_query @ normal_key.mT))
             x = x + update if self.setting.residual else update
         last = x[..., -1, :]  # (S, B, D)
         if "readout" in p:
@@ -124,15 +124,13 @@ class Stack:
         entropy (nats, Eq. 7), frobenius (||P||_F), variance (of a row's logits, Definition 5.2) and, for a core with
         gains, gain_q and gain_k (norms of gamma).
         """
-        seen: dict[str, list[Tensor]] = {"entropy": [], "frobenius": [], "variance": []}
-
-        def observe(layer: int, probabilities: Tensor, logits: Tensor) -> None:
-            seen["entropy"].append(row_entropy(probabilities).mean((1, 2)))
-            seen["frobenius"].append(torch.linalg.matrix_norm(probabilities).mean(1))
-            seen["variance"].append(logits.var(-1, correction=0).mean((1, 2)))
-
-        self.forward(tokens[self.seed_of], observe)
-        found = {name: torch.stack(values, 1) for name, values in seen.items()}
+        seen: list[tuple[Tensor, Tensor]] = []
+        self.forward(tokens[self.seed_of], seen)
+        found = {
+            "entropy": torch.stack([row_entropy(p).mean((1, 2)) for p, _ in seen], 1),
+            "frobenius": torch.stack([torch.linalg.matrix_norm(p).mean(1) for p, _ in seen], 1),
+            "variance": torch.stack([z.var(-1, correction=0).mean((1, 2)) for _, z in seen], 1),
+        }
         if self.core.gains is not None:
             fixed = torch.ones(len(self.rates), LAYERS, 2, self.setting.width, dtype=tokens.dtype)
             norms = self.parameters.get("gains", fixed).norm(dim=-1)

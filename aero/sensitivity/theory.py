@@ -91,11 +91,6 @@ def entropy_expansion(sigma: float, positions: int, order: int = 2) -> float:
     return found if order == 2 else found + 3 * (positions - 1) / (4 * positions**2) * sigma**4
 
 
-def collapse_sigma(positions: int) -> float:
-    """sqrt(2 log N), where log N - sigma^2 / 2 reaches 0 (the freezing point of Derrida's random energy model)."""
-    return math.sqrt(2 * math.log(positions))
-
-
 def least_entropy(bound: float, positions: int) -> float:
     """The smallest entropy of softmax(z) with every |z_i| <= bound.
 
@@ -119,11 +114,6 @@ RELU_VARIANCE_PRINTED = math.pi**2 - 1
 def relu_entropy(dims: int, positions: int) -> float:
     """E[H] = log N - (N-1)/N pi (pi - 1) / (2 D) + O(D^-2) of the ReLU kernel with Gaussian queries and keys."""
     return math.log(positions) - (positions - 1) / positions * RELU_VARIANCE / (2 * dims)
-
-
-def relu_entropy_printed(dims: int, positions: int) -> float:
-    """The same from the moments that Appendix E.4 prints: log N - (pi^2 - 1) / (2 D)."""
-    return math.log(positions) - RELU_VARIANCE_PRINTED / (2 * dims)
 
 
 def relu_undefined(dims: int, positions: int) -> float:

@@ -75,7 +75,7 @@ def softmax_rows(settings: SensitivityTheoryParameters) -> list[Row]:
                     "theorem_slope_error": sample["squares"].error,
                     "theorem_slope_quadrature": exact.theorem_derivative,
                     "appendix_slope_quadrature": exact.appendix_derivative,
-                    "collapse_sigma": theory.collapse_sigma(positions),
+                    "collapse_sigma": math.sqrt(2 * math.log(positions)),  # where log N - sigma^2 / 2 is 0
                 }
             )
     return rows
@@ -113,7 +113,7 @@ def relu_rows(settings: SensitivityTheoryParameters) -> list[Row]:
                 | _with_error(sample, "entropy", "square", "undefined")
                 | {
                     "entropy_derived": theory.relu_entropy(dims, positions),
-                    "entropy_printed": theory.relu_entropy_printed(dims, positions),
+                    "entropy_printed": math.log(positions) - theory.RELU_VARIANCE_PRINTED / (2 * dims),
                     "square_derived": (positions - 1) / positions * theory.RELU_VARIANCE / dims,
                     "square_printed": theory.RELU_VARIANCE_PRINTED / dims,
                     "undefined_exact": theory.relu_undefined(dims, positions),

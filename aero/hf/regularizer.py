@@ -180,12 +180,7 @@ class EntropyRegularizer:
         return ((name, value) for name, value in self.model.named_parameters() if own & set(name.split(".")))
 
     def share(self, labels: Tensor, num_items_in_batch: Tensor | int | None = None) -> Tensor:
-        """What your own loss function adds after a forward pass without labels, with gradient, nats.
-
-            def my_loss(outputs, labels, num_items_in_batch=None):
-                return my_cross_entropy(...) + regularizer.share(labels, num_items_in_batch)
-
-            Trainer(model, arguments, compute_loss_func=my_loss, ...)
+        """What your own `compute_loss_func` adds after a forward pass without labels, with gradient, nats.
 
         labels: (B, T), -100 where there is none. num_items_in_batch: the number of labels of all accumulated
         micro-batches, from `Trainer`, if your loss is divided by it; None: the whole penalty.

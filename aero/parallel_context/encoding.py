@@ -74,23 +74,17 @@ def pack(queries: Sequence[tuple[Sequence[int], Sequence[int]]]) -> tuple[Tensor
 
 
 @torch.no_grad()
-def encode(
-    model: HuggingFaceModel,
-    segments: Sequence[Tensor],
-    prefix: Tensor | None = None,
-    query: int = 0,
-) -> Encoded:
+def encode(model: HuggingFaceModel, segments: Sequence[Tensor], prefix: Tensor | None = None) -> Encoded:
     """Encode `segments`, each (B, n_p) ids, independently of each other, behind a shared `prefix` (S,) if there is one.
 
-    Segments of equal length form one batch. query: tokens that will follow and need positions. ValueError for segments
-    that do not fit the model's context.
+    Segments of equal length form one batch. ValueError for segments that do not fit the model's context.
     """
     shared, lengths = 0 if prefix is None else len(prefix), [segment.shape[1] for segment in segments]
     next_position = shared + max(lengths)
-    if next_position + query > model.context:
+    if next_position > model.context:
         raise ValueError(
-            f"a prefix of {shared}, a longest segment of {max(lengths)} and a query of {query} tokens need "
-            f"{next_position + query} positions, the model has {model.context}: use more segments or a shorter context"
+            f"a prefix of {shared} and a longest segment of {max(lengths)} tokens need {next_position} positions, the"
+            f" model has {model.context}: use more segments or a shorter context"
         )
     sequences, device = segments[0].shape[0], segments[0].device
     start: Cache | None = None

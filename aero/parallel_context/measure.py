@@ -53,14 +53,12 @@ def rows_of(
 
     peak_bytes, in the first row of a block: the most memory of this process so far.
     """
-    most = max(len(question) + len(answer) for question, accepted in context.queries for answer in accepted)
     whole: Encoded | None = None
     for block in blocks:
         if whole is None and block.sink is None:
-            whole = encode(model, _tensors(context, 1), None, most)
+            whole = encode(model, _tensors(context, 1))
         began = time.process_time()
-        prefix = None if block.sink is None else prefixes[block.sink]
-        encoded = encode(model, _tensors(context, block.segments), prefix, most)
+        encoded = encode(model, _tensors(context, block.segments), prefixes.get(block.sink))
         seconds = time.process_time() - began
         common = {"segments": block.segments, "sink": block.sink, "tokens": len(encoded.groups)}
         readings = [(selection, None) for selection in block.selections]

@@ -63,7 +63,7 @@ def rows(number: int, setting: Setting, core: str, trained: Trained, seeds: tupl
     """Rows of search.csv of one core in one setting, one a seed and number of steps: final losses by rate, "inf" for a
     diverged training."""
     made = []
-    for steps in (number for number in STEPS if number <= setting.steps):
+    for steps in (steps for steps in STEPS if steps <= setting.steps):
         final, untrained, zero = (
             final_losses(losses[:steps], WINDOW)
             for losses in (trained.losses, trained.untrained_losses, trained.zero_losses)

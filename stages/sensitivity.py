@@ -106,8 +106,8 @@ def figure_files(rate: float, setting: Setting, seeds: tuple[int, ...]) -> dict[
     """traces.csv and gains.csv of trainings of every core at one rate."""
     traces, gains = [], []
     for name, trained, _ in train_cores(setting, (rate,), seeds, range(setting.steps)):
-        traces += trace_rows(name, trained, 0, seeds)
-        gains += gain_rows(name, CORES[name], trained, 0, seeds)
+        traces += trace_rows(name, trained, seeds)
+        gains += gain_rows(name, CORES[name], trained, seeds)
     return {"traces.csv": csv_text(list(traces[0]), traces), "gains.csv": csv_text(list(gains[0]), gains)}
 
 

@@ -51,12 +51,13 @@ def maps(core: str, setting: Setting, rate: float, seed: int) -> list[Tensor]:
     found: list[Tensor] = []
     watched = next(draw_batches(setting, (seed,)))[0][:, :1]  # (1, 1, N, d + 1)
     for _ in range(setting.steps):
-        seen: list[Tensor] = []
+        seen: list[tuple[Tensor, Tensor]] = []
         with torch.no_grad():
-            stack.forward(watched, lambda layer, weights, logits, seen=seen: seen.append(weights[0, 0]))
-        if not torch.isfinite(seen[0]).all():
+            stack.forward(watched, seen)
+        weights = seen[0][0][0, 0]
+        if not torch.isfinite(weights).all():
             break
-        found.append(seen[0])
+        found.append(weights)
         stack.step(*next(batches))
     return found
 

@@ -53,7 +53,7 @@ def padded(side, lengths, tokens=80):
 @torch.no_grad()
 def row_entropies(model, ids, mask=None):
     """Entropy of every attention row as `measure` computes it, (L, B, H, T) nats; 0 where the query is padding."""
-    rows, real = run(model, ids, mask)
+    rows, real = run(model, ids, attention_mask=mask)
     return torch.stack([torch.where(real[:, None], row.entropies, 0.0) for row in rows])
 
 

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import contextlib
 import math
-import threading
 from collections.abc import Iterator
 from contextvars import ContextVar
 from dataclasses import dataclass
@@ -31,11 +30,11 @@ IMPLEMENTATION = "aero_entropy"
 class VisibleKeys:
     """Which keys a block of queries sees (an `aero.row_entropy.Mask`), computed by transformers' mask function.
 
-    first: position of the first query among the keys. real: keys that are no padding (B, S) bool, or None for all.
+    arguments: those of `transformers.masking_utils.sdpa_mask`. first: position of the first query among the keys.
+    real: keys that are no padding (B, S) bool, or None for all.
     """
 
     def __init__(self, **arguments: Any) -> None:
-        """arguments: those of a mask function of transformers (`transformers.masking_utils.sdpa_mask`)."""
         self.arguments = arguments | {"allow_is_causal_skip": False, "allow_is_bidirectional_skip": False}
         self.first, self.real = int(arguments["q_offset"]), arguments.get("attention_mask")
 
@@ -195,16 +194,11 @@ def switch_attention(model: PreTrainedModel) -> bool:
     return model.config._attn_implementation == IMPLEMENTATION
 
 
-one_at_a_time = threading.RLock()
-"""Held while a model is measured: its attention function and its mode are switched, which other threads would see."""
-
-
 @contextlib.contextmanager
 def recording(model: PreTrainedModel) -> Iterator[list[Rows]]:
     """Inside, `model` uses our attention function and the list collects the rows of every attention module.
 
     NotSwitched if the attention of the model does not go through transformers' interface, or needs a mask in full.
-    The caller holds `one_at_a_time`.
     """
     before = model.config._attn_implementation
     if not switch_attention(model):

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import importlib.util
-from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -23,12 +22,18 @@ def load_model(name: Path | str, head_needed: bool = True, **options: Any) -> Pr
     otherwise transformers' own errors.
     """
     from transformers import AutoModelForCausalLM
+    from transformers.utils import logging
 
     if (Path(name) / "adapter_config.json").is_file() and importlib.util.find_spec("peft") is None:
         raise UserError(
             f"{name} has a PEFT adapter, which would be ignored: pip install peft, or merge it into the model"
         )
-    with _quiet():
+    with contextlib.ExitStack() as undo:  # suppress transformers' loading report and progress bar
+        undo.callback(logging.set_verbosity, logging.get_verbosity())
+        if logging.is_progress_bar_enabled():
+            undo.callback(logging.enable_progress_bar)
+        logging.set_verbosity_error()
+        logging.disable_progress_bar()
         model, found = AutoModelForCausalLM.from_pretrained(
             name,
             use_safetensors=True,
@@ -52,19 +57,3 @@ def load_model(name: Path | str, head_needed: bool = True, **options: Any) -> Pr
             f"{cut(repr(missing[0]), 100)}"
         )
     return model
-
-
-@contextlib.contextmanager
-def _quiet() -> Iterator[None]:
-    """Suppress transformers' loading report and progress bar."""
-    from transformers.utils import logging
-
-    before, bar = logging.get_verbosity(), logging.is_progress_bar_enabled()
-    logging.set_verbosity_error()
-    logging.disable_progress_bar()
-    try:
-        yield
-    finally:
-        logging.set_verbosity(before)
-        if bar:
-            logging.enable_progress_bar()

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import inspect
 from collections import Counter
-from collections.abc import Collection, Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Set
 from dataclasses import replace
 from typing import Any
 
@@ -20,7 +20,7 @@ from torch.nn.utils.rnn import pad_sequence
 from transformers import PreTrainedModel
 
 from aero.entropy import EntropyStatistics, check_ids, statistics_of
-from aero.hf.attention import NotSwitched, Rows, document_starts, one_at_a_time, recording
+from aero.hf.attention import NotSwitched, Rows, document_starts, recording
 from aero.hf.output_attentions import rows_from_weights
 
 Batch = Tensor | Mapping[str, Tensor]
@@ -45,7 +45,7 @@ def _measured_batches(model: PreTrainedModel, batches: Iterable[Batch]) -> Itera
         given = dict(batch) if isinstance(batch, Mapping) else {"input_ids": batch}
         given.pop("labels", None)
         with torch.no_grad():
-            rows, real = run(model, given.pop("input_ids", None), given.pop("attention_mask", None), **given)
+            rows, real = run(model, given.pop("input_ids", None), **given)
         yield torch.stack([row.entropies for row in rows]), real, torch.stack([row.seen for row in rows])
 
 
@@ -62,12 +62,12 @@ def _check_regularizer_loaded(model: PreTrainedModel) -> None:
 
 
 def run(
-    model: PreTrainedModel, ids: Tensor, attention_mask: Tensor | None, switched: bool = False, **others: Tensor
+    model: PreTrainedModel, ids: Tensor, switched: bool = False, **others: Tensor | None
 ) -> tuple[list[Rows], Tensor]:
     """The rows of every attention layer on `ids` (B, T), and which tokens are real, (B, T) bool.
 
-    switched: allow only our own attention function; ValueError if the model cannot use it. others: `position_ids`,
-    which may pack documents into rows (each is then a row of the result), and `token_type_ids`.
+    switched: allow only our own attention function; ValueError if the model cannot use it. others: `attention_mask`,
+    `token_type_ids`, `position_ids`; these may pack documents into rows, each is then a row of the result.
     """
     name = type(model).__name__
     if model.main_input_name != "input_ids":
@@ -75,17 +75,14 @@ def run(
     if model.config.is_encoder_decoder:
         raise ValueError(f"{name} has an encoder and a decoder: only models of one stack can be measured")
     check_ids(ids, vocabulary(model))
-    device, taken = _device(model), inspect.signature(model.base_model.forward).parameters
-    given = {"input_ids": ids, "attention_mask": attention_mask} | _checked(others, ids, taken, name)
-    if attention_mask is not None:
-        if not isinstance(attention_mask, Tensor) or attention_mask.shape != ids.shape:
-            raise ValueError(f"the attention mask must be a tensor of the ids' shape {tuple(ids.shape)}")
-        check_padding(attention_mask, ids)
-    given = _unpacked(given)
+    taken = inspect.signature(model.base_model.forward).parameters.keys()
+    given = _unpacked({"input_ids": ids} | _checked(others, ids, taken, name))
     longest, positions = given["input_ids"].shape[1], positions_of(model)
     if positions is not None and longest > positions:
         raise ValueError(f"{longest} tokens exceed the {positions} positions of {name}")
-    given = {key: value.to(device) for key, value in given.items() if value is not None}
+    # Offloaded weights are on no device, and accelerate's hooks move the inputs to them.
+    device = next((p.device for p in model.parameters() if not p.is_meta), torch.device("cpu"))
+    given = {key: value.to(device) for key, value in given.items()}
     real = given.get("attention_mask", torch.ones_like(given["input_ids"])).bool()
     if "attention_mask" in given and "position_ids" in taken:  # positions count from the first real token
         given.setdefault("position_ids", (real.cumsum(-1) - 1).clamp_min(0))
@@ -102,10 +99,10 @@ def run(
 
 def _rows(model: PreTrainedModel, given: dict[str, Any], real: Tensor, switched: bool) -> list[Rows]:
     """The rows of every attention layer in evaluation mode; from the weights that the model returns if need be."""
-    with one_at_a_time:
-        training, rows, calls = model.training, [], Counter()
-        hooks = [part.register_forward_pre_hook(lambda part, _: calls.update([part])) for part in model.modules()]
-        model.eval()
+    training, calls = model.training, Counter()
+    hooks = [part.register_forward_pre_hook(lambda part, _: calls.update([part])) for part in model.modules()]
+    model.eval()
+    try:
         try:
             with recording(model) as rows:
                 model.base_model(**given)  # without the vocabulary projection
@@ -113,12 +110,12 @@ def _rows(model: PreTrainedModel, given: dict[str, Any], real: Tensor, switched:
             if switched:
                 raise
             rows = []
-        finally:
-            for hook in hooks:
-                hook.remove()
-            model.train(training)
         if not rows and not switched:
-            rows = [Rows(None, *row) for row in rows_from_weights(model, given, real)]
+            rows = rows_from_weights(model, given, real)
+    finally:
+        for hook in hooks:
+            hook.remove()
+        model.train(training)
     for module, number in Counter(row.module for row in rows).items():
         if module is not None and number > calls[module]:  # such as the difference of two softmaxes of DiffLlama
             raise ValueError(
@@ -128,47 +125,42 @@ def _rows(model: PreTrainedModel, given: dict[str, Any], real: Tensor, switched:
     return [replace(row, entropies=row.entropies.to(real.device), seen=row.seen.to(real.device)) for row in rows]
 
 
-def _device(model: PreTrainedModel) -> torch.device:
-    """Where the ids belong: offloaded weights are on no device, and accelerate's hooks move the inputs to them."""
-    device = next((p.device for p in model.parameters() if not p.is_meta), torch.device("cpu"))
-    if any(p.is_meta for p in model.parameters()) and not any(hasattr(part, "_hf_hook") for part in model.modules()):
-        raise ValueError(f"weights of this {type(model).__name__} are on the meta device: load them first")
-    return device
-
-
-def _checked(others: dict[str, Tensor], ids: Tensor, taken: Collection[str], name: str) -> dict[str, Tensor]:
+def _checked(others: Mapping[str, Tensor | None], ids: Tensor, taken: Set[str], name: str) -> dict[str, Tensor]:
     """The other entries of a batch that the model takes; ValueError for those that cannot be measured with."""
+    neutral = {"attention_mask": 1, "token_type_ids": 0, "position_ids": torch.arange(ids.shape[1])}
     used = {}
     for key, value in others.items():
-        if key not in ("position_ids", "token_type_ids"):
+        if value is None:
+            continue
+        if key not in neutral:
             raise ValueError(f"the batch has {key!r}, which is not used: leave it out to measure {name} without it")
         if not isinstance(value, Tensor) or value.shape not in (ids.shape, (1, ids.shape[1])):
             raise ValueError(f"{key} must be a tensor of the ids' shape {tuple(ids.shape)}")
         if key in taken:
             used[key] = value.expand_as(ids)
-        elif bool((value != (0 if key == "token_type_ids" else torch.arange(ids.shape[1]).to(value.device))).any()):
+        elif bool((value.cpu() != neutral[key]).any()):
             raise ValueError(f"{name} takes no {key}: leave them out")
+    if "attention_mask" in used:
+        check_padding(used["attention_mask"], ids)
     return used
 
 
-def _unpacked(given: dict[str, Tensor | None]) -> dict[str, Tensor | None]:
+def _unpacked(given: dict[str, Tensor]) -> dict[str, Tensor]:
     """The documents that position ids pack into rows as padded rows of their own, which are measured alike."""
-    mask, position_ids = given["attention_mask"], given.get("position_ids")
-    if position_ids is None:
+    if "position_ids" not in given:
         return given
-    starts = document_starts(position_ids)  # (B, T)
-    real = torch.ones_like(starts) if mask is None else mask.bool().to(starts.device)
+    starts = document_starts(given["position_ids"])  # (B, T)
+    real = given.get("attention_mask", torch.ones_like(starts)).bool().to(starts.device)
     if not bool((starts & real)[:, 1:].logical_and(real[:, :-1]).any()):
         return given
-    if mask is not None:
+    if "attention_mask" in given:
         raise ValueError(
             "position_ids pack documents into a row, which an attention_mask undoes: leave one of them out"
         )
     numbers = starts.flatten().cumsum(0) - 1
     lengths = numbers.bincount().tolist()
-    rows = {key: value.flatten().split(lengths) for key, value in given.items() if value is not None}
-    rows["attention_mask"] = torch.ones(len(numbers), dtype=torch.long).split(lengths)
-    return {key: pad_sequence(parts, batch_first=True) for key, parts in rows.items()}
+    given |= {"attention_mask": torch.ones_like(given["input_ids"])}
+    return {key: pad_sequence(value.flatten().split(lengths), batch_first=True) for key, value in given.items()}
 
 
 def positions_of(model: PreTrainedModel) -> int | None:

@@ -15,12 +15,13 @@ import torch
 from torch import Tensor
 from transformers import PreTrainedModel
 
+from aero.hf.attention import Rows
 
-def rows_from_weights(model: PreTrainedModel, given: dict[str, Any], real: Tensor) -> list[tuple[Tensor, Tensor]]:
-    """For every layer: entropies (B, H, T), nats, float32, and the number of visible keys (B, T).
+
+def rows_from_weights(model: PreTrainedModel, given: dict[str, Any], real: Tensor) -> list[Rows]:
+    """The rows of every layer, entropies in float32; empty if the model returns no attention weights.
 
     given: the arguments of `model.base_model`, with `input_ids` (B, T). real: (B, T) bool, False for padding.
-    The list is empty if the model returns no attention weights. The model is run in evaluation mode.
     Raises ValueError if the weights are not those of causal attention: rows that sum to 1, with nothing on later tokens
     or on padding.
     """
@@ -34,9 +35,8 @@ def rows_from_weights(model: PreTrainedModel, given: dict[str, Any], real: Tenso
             attentions = getattr(model.base_model(**alone, output_attentions=True), "attentions", None)
             weights = [p for p in attentions or () if p is not None]
             sequences.append([_row_entropies(model, p, real[index : index + 1]) for p in weights])
-    layers = zip(*sequences, strict=True)
-    rows = [torch.cat(layer) for layer in layers]
-    return [(entropies, _visible_keys(model, layer, real)) for layer, entropies in enumerate(rows)]
+    layers = enumerate(zip(*sequences, strict=True))
+    return [Rows(None, torch.cat(entropies), _visible_keys(model, layer, real)) for layer, entropies in layers]
 
 
 def _row_entropies(model: PreTrainedModel, p: Tensor, real: Tensor) -> Tensor:
@@ -71,21 +71,19 @@ def _visible_keys(model: PreTrainedModel, layer: int, real: Tensor) -> Tensor:
 
 @contextlib.contextmanager
 def _eager(model: PreTrainedModel) -> Iterator[None]:
-    """Inside, `model` is in evaluation mode and every part uses the attention implementation that returns its weights.
+    """Inside, every part of `model` uses the attention implementation that returns its weights.
 
     `set_attn_implementation` refuses these families, but some (Falcon) read the configuration in each forward pass.
     """
     configs = {id(part.config): part.config for part in model.modules() if isinstance(part, PreTrainedModel)}
-    before, training = {key: config._attn_implementation for key, config in configs.items()}, model.training
+    before = {key: config._attn_implementation for key, config in configs.items()}
     for config in configs.values():
         config._attn_implementation = "eager"
-    model.eval()
     try:
         yield
     finally:
         for key, config in configs.items():
             config._attn_implementation = before[key]
-        model.train(training)
 
 
 def _no_weights(model: PreTrainedModel, why: str) -> ValueError:

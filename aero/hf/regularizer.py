@@ -48,27 +48,21 @@ class EntropyRegularizer:
         regularizer = EntropyRegularizer(model, context=128)
         Trainer(model=model, ...).train()
 
-    In training mode the model then adds lambda times the regularisation to its loss. The new parameters are
-    `reg_threshold_weights` (L, H), fractions of log T, and in every attention module `entropy_temperature`
-    (H, context), which divides the logits of its query row, by its position among the real tokens of its document. They
-    are modules with one parameter, trained and saved with the model; `load` restores them.
+    In training mode the model then adds lambda times the regularisation to its loss, without padding by a mask (B, T)
+    or (B, 1, T, S). A loss function of your own adds `share`. The new parameters are `reg_threshold_weights` (L, H),
+    fractions of log T, and in every attention module `entropy_temperature` (H, context), which divides the logits of
+    its query row, by its position among the real tokens of its document. The model saves them; `load` restores them.
 
     context: the longest sequence, or document of a packed row, and T in E_max = log T for every batch, so that neither
         padding nor packing changes the penalty.
     lambda_, gamma, reduction: see `aero.entropy.entropy_regularization`; head_mean averages over all real queries.
     lambda_positions: `position_sum` sums over the tokens of a batch, so the penalty is scaled to a batch of this many
         tokens (the papers' 128 x 128); None: not scaled.
-    threshold_init: initial threshold of every head, a fraction of log T from 0 to 1.
     temperature_init: 1 leaves a trained model unchanged, the papers start new ones at 0.01; None: no temperatures.
-        Nothing keeps a temperature positive: Adam moves one of 0.01 below 0 in about ten steps at 1e-3. Watch the
-        smallest of `temperatures`.
+        Nothing keeps a temperature positive: Adam moves one of 0.01 below 0 in about ten steps at 1e-3.
 
-    With gradient accumulation a micro-batch is weighted by its share of the step's labels, as in the loss. A loss
-    function of your own adds `share`. Padding is left out of the penalty, by a mask (B, T) or (B, 1, T, S).
-
-    Raises ValueError if `model` is not a PreTrainedModel, its attention cannot be switched to ours or has dropout, it
-    has a regulariser already or was saved with one, its weights are offloaded, or a value is out of range; in training,
-    if ids are no token ids of the model, the mask does not show the padding, or packed documents are not kept apart.
+    Raises ValueError for a model or a value that is not supported; in training, if ids are no token ids of the model,
+    the mask does not show the padding, or packed documents are not kept apart.
     """
 
     def __init__(
@@ -90,31 +84,32 @@ class EntropyRegularizer:
         kind, config = type(model).__name__, model.config.get_text_config()
         dropout = [name for name in ("attn_pdrop", "attention_dropout") if getattr(config, name, 0.0)]
         saved = getattr(model.config, "entropy_regularizer", None) is not None and model.name_or_path
+        offloaded = any(p.is_meta for p in model.parameters())
         for wrong, message in (
             (hasattr(model, "reg_threshold_weights"), f"this {kind} has an entropy regulariser already"),
             (saved, f"this {kind} was saved with a regulariser: use EntropyRegularizer.load(model, folder)"),
-            (
-                any(p.is_meta for p in model.parameters()),
-                f"weights of this {kind} are offloaded: load it without offloading",
-            ),
-            (type(context) is not int or context < 1, f"context {context!r} must be a whole number of tokens"),
-            (not 0 <= lambda_ < math.inf, f"lambda_ {lambda_:g} must not be negative"),
-            (not 0 <= gamma < math.inf, f"gamma {gamma:g} must not be negative"),
-            (not 0 <= threshold_init <= 1, f"threshold_init {threshold_init:g} must be from 0 to 1"),
-            (
-                temperature_init is not None and not 0 < temperature_init < math.inf,
-                f"temperature_init {temperature_init} must be positive: it divides the logits",
-            ),
-            (reduction not in Reduction.__args__, f"reduction {reduction!r} must be one of {Reduction.__args__}"),
-            (
-                lambda_positions is not None and lambda_positions < 1,
-                f"lambda_positions {lambda_positions} must be at least 1, or None",
-            ),
+            (offloaded, f"weights of this {kind} are offloaded: load it without offloading"),
             (dropout, f"the entropy of dropped weights is meaningless: load the model with {''.join(dropout)}=0.0"),
         ):
             if wrong:
                 raise ValueError(message)
-        rows, _ = run(model, torch.zeros(1, 1, dtype=torch.long), None, switched=True)
+        for name, value, possible, words in (
+            ("context", context, type(context) is int and context > 0, "a whole number of tokens"),
+            ("lambda_", lambda_, 0 <= lambda_ < math.inf, "finite and not negative"),
+            ("gamma", gamma, 0 <= gamma < math.inf, "finite and not negative"),
+            ("reduction", reduction, reduction in Reduction.__args__, f"one of {Reduction.__args__}"),
+            ("lambda_positions", lambda_positions, lambda_positions is None or lambda_positions >= 1, "1 or more"),
+            ("threshold_init", threshold_init, 0 <= threshold_init <= 1, "from 0 to 1"),
+            (
+                "temperature_init",
+                temperature_init,
+                temperature_init is None or 0 < temperature_init < math.inf,
+                "positive",
+            ),
+        ):
+            if not possible:
+                raise ValueError(f"{name} {value!r} must be {words}")
+        rows, _ = run(model, torch.zeros(1, 1, dtype=torch.long), switched=True)
         heads = rows[0].entropies.shape[1]
         thresholds = torch.full((len(rows), heads), float(threshold_init), device=model.device)
         model.reg_threshold_weights = Learned(thresholds)
@@ -154,12 +149,11 @@ class EntropyRegularizer:
             regularizer = cls(model, **settings)
         finally:
             model.config.entropy_regularizer = settings
-        waiting = {name.removesuffix(".weight"): value for name, value in regularizer.named_parameters()}
+        waiting = dict(regularizer.named_parameters())
         for path in sorted(Path(folder).glob("*.safetensors")):
             with safe_open(path, framework="pt") as file:
-                for name in file.keys():
-                    if (value := waiting.pop(name.removesuffix(".weight"), None)) is not None:
-                        value.data.copy_(file.get_tensor(name))
+                for name in waiting.keys() & file.keys():
+                    waiting.pop(name).data.copy_(file.get_tensor(name))
         if waiting:
             del model.reg_threshold_weights  # so that the model still counts as one to be loaded
             raise ValueError(f"{folder} has no {', '.join(sorted(waiting))} in a safetensors file")
@@ -177,8 +171,8 @@ class EntropyRegularizer:
     @property
     def temperatures(self) -> list[Tensor]:
         """The temperatures (H, context) of every attention module; empty if there are none."""
-        found = (getattr(part, "entropy_temperature", None) for part in self.model.modules())
-        return [temperature.weight for temperature in found if temperature is not None]
+        modules = [part for part in self.model.modules() if hasattr(part, "entropy_temperature")]
+        return [module.entropy_temperature.weight for module in modules]
 
     def named_parameters(self) -> Iterator[tuple[str, Tensor]]:
         """The parameters of the regulariser with their names in the model."""
@@ -186,12 +180,7 @@ class EntropyRegularizer:
         return ((name, value) for name, value in self.model.named_parameters() if own & set(name.split(".")))
 
     def share(self, labels: Tensor, num_items_in_batch: Tensor | int | None = None) -> Tensor:
-        """What your own loss function adds after a forward pass without labels, with gradient, nats.
-
-            def my_loss(outputs, labels, num_items_in_batch=None):
-                return my_cross_entropy(...) + regularizer.share(labels, num_items_in_batch)
-
-            Trainer(model, arguments, compute_loss_func=my_loss, ...)
+        """What your own `compute_loss_func` adds after a forward pass without labels, with gradient, nats.
 
         labels: (B, T), -100 where there is none. num_items_in_batch: the number of labels of all accumulated
         micro-batches, from `Trainer`, if your loss is divided by it; None: the whole penalty.

@@ -59,9 +59,8 @@ def aggregate(scores: Tensor, dims: tuple[int, ...], top: int | None = 5, rows: 
     if top is None:
         return scores.mean(dims, keepdim=True)
     flat = scores.movedim(dims, tuple(range(-len(dims), 0))).flatten(-len(dims))
-    reduced = [dim % scores.ndim for dim in dims]
-    shape = [1 if dim in reduced else size for dim, size in enumerate(scores.shape)]
-    return flat.topk(min(top, flat.shape[-1]), dim=-1).values.sum(-1).reshape(shape)
+    sums = flat.topk(min(top, flat.shape[-1]), dim=-1).values.sum(-1)
+    return sums.reshape(scores.sum(dims, keepdim=True).shape)
 
 
 def chosen(scores: Tensor, selection: Selection) -> Tensor:
@@ -80,7 +79,7 @@ class QueryPass:
 
     groups: segment of every key, (n,). rows: number of the selection that each query token belongs to, (m,); None: all
     select together. decided: for a selection over layers, the segments that a first pass selected, (B, 1, m or 1, P)
-    for all layers; without it such a selection only collects scores. logits: whether to record logits too.
+    for all layers; without it such a selection only collects scores.
     Per layer: entropies (B, H, m) in nats after selection; scores (B, H, m, P) before aggregation; selected
     (B, H or 1, m or 1, P); sinks (B, H, m), attention on the first tokens of the shared prefix and of all segments;
     logit_sizes (2,), mean and mean row maximum of the absolute logits of the context's keys.
@@ -92,13 +91,12 @@ class QueryPass:
         selection: Selection | None = None,
         rows: Tensor | None = None,
         decided: Tensor | None = None,
-        logits: bool = False,
     ) -> None:
         self.groups, self.selection, self._rows, self._decided = groups, selection, rows, decided
         self.segments = int(groups.max()) + 1
-        context = int((groups >= 0).nonzero()[-1]) + 1
-        self._context = context if logits else 0
-        self._firsts = torch.tensor([0, *(groups[1:context] != groups[: context - 1]).nonzero()[:, 0] + 1])
+        self._context = int((groups >= 0).nonzero()[-1]) + 1
+        new = groups[: self._context].diff() != 0
+        self._firsts = torch.tensor([0, *new.nonzero()[:, 0] + 1])
         self.entropies: list[Tensor] = []
         self.scores: list[Tensor] = []
         self.selected: list[Tensor] = []
@@ -107,9 +105,8 @@ class QueryPass:
 
     def probabilities(self, logits: Tensor) -> Tensor:
         """Attention (B, H, m, n) of masked logits; unselected segments get 0, the rest is renormalised."""
-        if self._context:
-            sizes = logits[..., : self._context].abs()
-            self.logit_sizes.append(torch.stack([sizes.mean(), sizes.amax(-1).mean()]))
+        sizes = logits[..., : self._context].abs()
+        self.logit_sizes.append(torch.stack([sizes.mean(), sizes.amax(-1).mean()]))
         probabilities = logits.softmax(-1)
         selected = self._select(probabilities)
         if selected is not None:

@@ -74,39 +74,26 @@ def pack(queries: Sequence[tuple[Sequence[int], Sequence[int]]]) -> tuple[Tensor
 
 
 @torch.no_grad()
-def encode(
-    model: HuggingFaceModel,
-    segments: Sequence[Tensor],
-    prefix: Tensor | None = None,
-    query: int = 0,
-    whole: Encoded | None = None,
-) -> Encoded:
+def encode(model: HuggingFaceModel, segments: Sequence[Tensor], prefix: Tensor | None = None) -> Encoded:
     """Encode `segments`, each (B, n_p) ids, independently of each other, behind a shared `prefix` (S,) if there is one.
 
-    Segments of equal length form one batch. query: tokens that will follow and need positions. whole: the same tokens
-    behind the same prefix in one segment, which begins with the first of several segments. ValueError for segments that
-    do not fit the model's context.
+    Segments of equal length form one batch. ValueError for segments that do not fit the model's context.
     """
     shared, lengths = 0 if prefix is None else len(prefix), [segment.shape[1] for segment in segments]
     next_position = shared + max(lengths)
-    if next_position + query > model.context:
+    if next_position > model.context:
         raise ValueError(
-            f"a prefix of {shared}, a longest segment of {max(lengths)} and a query of {query} tokens need "
-            f"{next_position + query} positions, the model has {model.context}: use more segments or a shorter context"
+            f"a prefix of {shared} and a longest segment of {max(lengths)} tokens need {next_position} positions, the"
+            f" model has {model.context}: use more segments or a shorter context"
         )
     sequences, device = segments[0].shape[0], segments[0].device
     start: Cache | None = None
     own: dict[int, Cache] = {}
-    if whole is not None:
-        first = slice(shared, shared + lengths[0])
-        own[0] = [(k[:, :, first], v[:, :, first]) for k, v in whole.cache]
     if shared:
         ids = prefix.to(device).expand(sequences, shared)
         _, start = model.forward(ids, torch.arange(shared, device=device))
     for length in sorted(set(lengths)):
-        same = [n for n, other in enumerate(lengths) if other == length and n not in own]
-        if not same:
-            continue
+        same = [number for number, other in enumerate(lengths) if other == length]
         ids = torch.cat([segments[number] for number in same])  # (P' B, n_p)
         before = start and [tuple(x.repeat(len(same), 1, 1, 1) for x in layer) for layer in start]
         _, cache = model.forward(ids, shared + torch.arange(length, device=device), before)
@@ -128,10 +115,9 @@ def read(
     ids: Tensor,
     selection: Selection | None = None,
     packed: Pack | None = None,
-    logits: bool = False,
 ) -> Reading:
     """Read an encoded context by the query `ids` (B, m), or by packed queries (1, m). ValueError if a query exceeds the
-    model's positions. logits: whether to record their size."""
+    model's positions."""
     m, places = ids.shape[1], torch.arange(ids.shape[1], device=ids.device)
     mask, rows = None, None
     if packed is not None:
@@ -143,11 +129,11 @@ def read(
             f" {model.context}"
         )
     groups = torch.cat([encoded.groups, torch.full((m,), PREFIX, device=ids.device)])
-    seen = QueryPass(groups, selection, rows, logits=logits)
+    seen = QueryPass(groups, selection, rows)
     result, cache = model.forward(ids, positions, encoded.cache, mask, seen)
     if selection is not None and selection.aggregation == "LHT" and seen.segments > 1:
         # No layer can select before all were seen.
-        seen = QueryPass(groups, selection, rows, decided=seen.over_layers(), logits=logits)
+        seen = QueryPass(groups, selection, rows, decided=seen.over_layers())
         result, cache = model.forward(ids, positions, encoded.cache, mask, seen)
     extended = Encoded(cache, groups, encoded.next_position + m)
     return Reading(result, torch.stack(seen.entropies), extended, seen.selected, seen)

@@ -53,25 +53,23 @@ def rows_of(
 
     peak_bytes, in the first row of a block: the most memory of this process so far.
     """
-    most = max(len(question) + len(answer) for question, accepted in context.queries for answer in accepted)
     whole: Encoded | None = None
     for block in blocks:
         if whole is None and block.sink is None:
-            whole = encode(model, _tensors(context, 1), None, most)
+            whole = encode(model, _tensors(context, 1))
         began = time.process_time()
-        prefix = None if block.sink is None else prefixes[block.sink]
-        reused = whole if block.sink is None else None
-        encoded = encode(model, _tensors(context, block.segments), prefix, most, reused)
+        encoded = encode(model, _tensors(context, block.segments), prefixes.get(block.sink))
         seconds = time.process_time() - began
         common = {"segments": block.segments, "sink": block.sink, "tokens": len(encoded.groups)}
+        readings = [(selection, None) for selection in block.selections]
+        readings += [(None, oracle) for oracle in ("keys", "values") if block.oracles]
         rows = []
-        for selection in block.selections:
-            found = _read(model, encoded, context.queries, selection, is_text)
-            rows.append(common | _named(selection) | {"oracle": None} | found)
-        rows[0] |= {"encoding_cpu_s": round(seconds, 2), "peak_bytes": peak_memory()} | _norms(encoded, reused)
-        for which in ("keys", "values") if block.oracles else ():
-            mixed = _oracle(encoded, whole, which)
-            rows.append(common | _named(None) | {"oracle": which} | _read(model, mixed, context.queries, None, is_text))
+        for selection, oracle in readings:
+            mixed = encoded if oracle is None else _oracle(encoded, whole, oracle)
+            found = _read(model, mixed, context.queries, selection, is_text)
+            rows.append(common | _named(selection) | {"oracle": oracle} | found)
+        rows[0] |= {"encoding_cpu_s": round(seconds, 2), "peak_bytes": peak_memory()}
+        rows[0] |= _norms(encoded, whole if block.sink is None else None)
         yield block, rows
 
 
@@ -101,7 +99,7 @@ def _read(
     began = time.process_time()
     flat = [(number, question, answer) for number, (question, all_) in enumerate(queries) for answer in all_]
     ids, packed = pack([(question, answer[:-1]) for _, question, answer in flat])
-    reading = read(model, encoded, ids, selection, packed, logits=selection is None)
+    reading = read(model, encoded, ids, selection, packed)
     scores: list[list[float]] = [[] for _ in queries]
     entropies: list[list[float]] = [[] for _ in queries]
     by_token, end = reading.entropies.mean((0, 1, 2)), 0  # (m,)

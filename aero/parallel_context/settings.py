@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Annotated, Literal
 
-from aero.config import Field, Parameters, Strict, ValidationError
+from aero.config import Field, Parameters, ValidationError
 from aero.errors import UserError
 from aero.parallel_context.attention import Aggregation, Selection
 from aero.parallel_context.measure import Block
+from aero.schema import Positive, Strict
 
 Kind = Literal["lm", "icl", "rag", "synthetic"]
-Positive = Annotated[int, Field(ge=1)]
+Several = Annotated[tuple[Positive, ...], Field(min_length=1)]
 
 
 class SelectionSettings(Strict):
@@ -38,7 +40,7 @@ class TaskSettings(Strict):
     contexts: Positive
     units: Positive
     questions: Positive
-    segments: tuple[Positive, ...] = Field(min_length=1)
+    segments: Several
     remedies: tuple[Positive, ...]
 
 
@@ -47,15 +49,15 @@ class LongerSettings(Strict):
     number of tokens they have about, the units of each task."""
 
     contexts: Positive
-    segments: tuple[Positive, ...] = Field(min_length=1)
+    segments: Several
     units: dict[str, dict[str, Positive]]
 
 
 class CostSettings(Strict):
     """Lengths of the contexts, and P, whose time and memory are measured."""
 
-    tokens: tuple[Positive, ...] = Field(min_length=1)
-    segments: tuple[Positive, ...] = Field(min_length=1)
+    tokens: Several
+    segments: Several
 
 
 class ParallelContextSettings(Strict):
@@ -70,43 +72,34 @@ class ParallelContextSettings(Strict):
 
     def plans(self, names: Sequence[str], longer: bool = True) -> dict[str, dict[str, TaskSettings]]:
         """The named tasks by subfolder of their results: "", and with `longer` the number of tokens."""
-        found = {"": {name: self.tasks[name] for name in names}}
+        plans = {"": {name: self.tasks[name] for name in names}}
         for tokens, units in self.longer.units.items() if longer else ():
-            found[tokens] = {
-                name: self.tasks[name].model_copy(
-                    update={
-                        "units": units[name],
-                        "contexts": self.longer.contexts,
-                        "segments": tuple(p for p in self.longer.segments if p <= units[name]),
-                    }
-                )
-                for name in names
-                if name in units
-            }
-        return {folder: plans for folder, plans in found.items() if plans}
+            for name in (name for name in names if name in units):
+                segments = tuple(p for p in self.longer.segments if p <= units[name])
+                changes = {"units": units[name], "contexts": self.longer.contexts, "segments": segments}
+                plans.setdefault(tokens, {})[name] = self.tasks[name].model_copy(update=changes)
+        return plans
 
     def blocks(self, kind: Kind, task: TaskSettings, segments: tuple[int, ...] = ()) -> list[Block]:
         """What is measured of every context of a task. segments: other P than the task's."""
-        usual = self.selection.model_dump()
-        default = Selection(**usual | {"aggregation": self.selection.aggregation[kind]})
-        varied = [Selection(**vars(default) | {"top_k": k}) for k in self.ablation.top_k]
+        default = Selection(**self.selection.model_dump() | {"aggregation": self.selection.aggregation[kind]})
+        varied = [replace(default, top_k=k) for k in self.ablation.top_k]
         if kind != "lm":
-            varied += [Selection(**vars(default) | {"aggregation": one}) for one in self.ablation.aggregation]
-        varied += [Selection(**vars(default) | {"mass": mass}) for mass in self.ablation.mass]
+            varied += [replace(default, aggregation=one) for one in self.ablation.aggregation]
+        varied += [replace(default, mass=mass) for mass in self.ablation.mass]
         chosen = sorted(set(segments or task.segments))
         if chosen[0] < 1 or chosen[-1] > task.units:
             raise UserError(f"P={chosen} is not possible: P must be 1 to {task.units}, the units of the context")
-        found = []
+        found, (sink, *other_sinks) = [], self.sinks
         for p in chosen:
-            if p == 1 or (p != chosen[-1] and p not in task.remedies):
+            largest = p == chosen[-1]
+            if p == 1 or not (largest or p in task.remedies):
                 found.append(Block(p))
                 continue
-            largest = p == chosen[-1]
-            more = dict.fromkeys([default, *(varied if largest else ())])
-            found.append(Block(p, None, (None, *more), oracles=True))
-            for place, name in enumerate(self.sinks):
-                if place == 0 or largest:
-                    found.append(Block(p, name, (None, default) if place == 0 else (None,)))
+            selections = dict.fromkeys([default, *(varied if largest else ())])  # each once
+            found.append(Block(p, None, (None, *selections), oracles=True))
+            found.append(Block(p, sink, (None, default)))
+            found += [Block(p, other) for other in other_sinks if largest]
         return found
 
 
@@ -116,5 +109,5 @@ def settings(parameters: Parameters) -> ParallelContextSettings:
         return ParallelContextSettings.model_validate(parameters.parallel_context)
     except ValidationError as error:
         first = error.errors()[0]
-        place = ".".join(str(part) for part in ("parallel_context", *first["loc"]))
+        place = ".".join(("parallel_context", *map(str, first["loc"])))
         raise UserError(f"params.yaml: {place}: {first['msg']}") from None

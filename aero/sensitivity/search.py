@@ -9,9 +9,10 @@ from __future__ import annotations
 import itertools
 import random
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from statistics import fmean
 
 import torch
 from torch import Tensor
@@ -52,15 +53,10 @@ class Reading:
 
 def plausible_settings(steps: int = STEPS[-1]) -> list[Setting]:
     """Every plausible setting, in the order in which the search runs them."""
-    products = [dict(zip(CHOICES, values, strict=True)) for values in itertools.product(*CHOICES.values())]
+    products = (dict(zip(CHOICES, values, strict=True)) for values in itertools.product(*CHOICES.values()))
     found = [Setting(**one, steps=steps) for one in products if (one["hidden"], one["readout"]) != ("embedded", "slot")]
     random.Random(ORDER_SEED).shuffle(found)
     return found
-
-
-def readings() -> Iterator[Reading]:
-    for values in itertools.product(STEPS, ("measured", "zero"), RELU_CORES):
-        yield Reading(*values)
 
 
 def rows(number: int, setting: Setting, core: str, trained: Trained, seeds: tuple[int, ...]) -> list[dict[str, object]]:
@@ -121,12 +117,10 @@ def sensitivities(rows: list[Mapping[str, str]]) -> dict[tuple[int, Reading], di
     found: dict[tuple[int, Reading], dict[str, list[float]]] = {}
     for row in rows:
         losses = read_losses(row)[:, None]
-        for reading in readings():
-            if int(row["steps"]) != reading.steps or row["core"] in RELU_CORES and row["core"] != reading.relu:
-                continue
-            core = "relu" if row["core"] in RELU_CORES else row["core"]
-            initial = float(row["initial_loss" if reading.initial == "measured" else "zero_loss"])
-            value = sensitivity(losses, initial)[0].item()
-            found.setdefault((int(row["number"]), reading), {}).setdefault(core, []).append(value)
-    means = {key: {core: sum(v) / len(v) for core, v in values.items()} for key, values in found.items()}
-    return {key: values for key, values in means.items() if len(values) == len(SEARCHED_CORES) - 1}
+        core, forms = ("relu", (row["core"],)) if row["core"] in RELU_CORES else (row["core"], RELU_CORES)
+        for initial, relu in itertools.product(("measured", "zero"), forms):
+            value = sensitivity(losses, float(row["initial_loss" if initial == "measured" else "zero_loss"])).item()
+            place = int(row["number"]), Reading(int(row["steps"]), initial, relu)
+            found.setdefault(place, {}).setdefault(core, []).append(value)
+    means = {place: {core: fmean(own) for core, own in values.items()} for place, values in found.items()}
+    return {place: values for place, values in means.items() if len(values) == len(SEARCHED_CORES) - 1}

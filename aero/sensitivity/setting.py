@@ -6,7 +6,7 @@ Symbols: L layers, D width, N tokens (the last one is the query), d dimensions o
 
 from __future__ import annotations
 
-import math
+import itertools
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Literal
@@ -66,11 +66,6 @@ class Setting:
         """D, the width of a hidden state."""
         return 4 if self.hidden == "x3+y" else WIDTH
 
-    def init_bound(self, fan_in: int, fan_out: int) -> float | None:
-        """Bound of the uniform distribution that a matrix is drawn from; None for the normal distribution."""
-        bounds = {"normal_0.1": None, "linear": 1 / math.sqrt(fan_in), "xavier": math.sqrt(6 / (fan_in + fan_out))}
-        return bounds[self.init]
-
     def __str__(self) -> str:
         residual = "residual" if self.residual else "no residual"
         return (
@@ -101,13 +96,11 @@ def draw_batches(
     """
     generators = [torch.Generator().manual_seed(2 * seed + 1) for seed in seeds]
 
-    def draw(count: int) -> tuple[Tensor, Tensor]:
+    def draw(count: int) -> tuple[Tensor, ...]:
         drawn = [sequences(setting.dimensions, count, generator) for generator in generators]
-        tokens, targets = (torch.stack(parts).to(dtype) for parts in zip(*drawn, strict=True))
-        return tokens, targets
+        return tuple(torch.stack(parts).to(dtype) for parts in zip(*drawn, strict=True))
 
     while setting.data == "fresh":
         yield draw(setting.batch)
-    tokens, targets = draw(TRAINING_SET)
-    while True:
-        yield from zip(tokens.split(setting.batch, 1), targets.split(setting.batch, 1), strict=True)
+    batches = [drawn.split(setting.batch, 1) for drawn in draw(TRAINING_SET)]
+    yield from itertools.cycle(zip(*batches, strict=True))

@@ -5,21 +5,14 @@ Shapes: R learning rates, K seeds, S = R K models (the seed runs fastest), L lay
 
 from __future__ import annotations
 
-from collections.abc import Callable, Container, Sequence
+import math
+from collections.abc import Container, Sequence
 from dataclasses import dataclass, field
 
 import torch
 from torch import Tensor
 
-from aero.attention_kernels import (
-    Core,
-    attend,
-    attended,
-    clip_gain,
-    clip_gain_gradient,
-    normalise,
-    row_entropy,
-)
+from aero.attention_kernels import Core, attend, attended, clip_gain, clip_gain_gradient, normalise, row_entropy
 from aero.attention_kernels import sigma_reparam as reparametrise
 from aero.sensitivity.setting import LAYERS, Setting, draw_batches
 
@@ -27,9 +20,6 @@ FIRST_ITERATIONS = 30
 """Power iterations at initialisation; one a step follows."""
 DROP_EVERY = 10
 """Steps between removals of diverged models from the stack."""
-
-Observer = Callable[[int, Tensor, Tensor], None]
-"""Called with a layer's number, P (S, B, N, N) and the logits Z (S, B, N, N), after QK-LayerNorm."""
 
 
 class Stack:
@@ -63,10 +53,11 @@ class Stack:
         self.rates, self.seed_of = self.rates[which], self.seed_of[which]
         self.vectors = None if self.vectors is None else self.vectors[which]
 
-    def forward(self, tokens: Tensor, observe: Observer | None = None) -> Tensor:
+    def forward(self, tokens: Tensor, seen: list[tuple[Tensor, Tensor]] | None = None) -> Tensor:
         """Predictions (S, B) for tokens (S, B, N, d + 1).
 
-        Without an observer the last layer computes only the query that the prediction reads.
+        seen: where every layer adds P and the logits Z after QK-LayerNorm, (S, B, N, N) each. Without it the last layer
+        computes only the query that the prediction reads.
         """
         p, (models, batch, count, _), width = self.parameters, tokens.shape, self.setting.width
         weights = p["weights"]
@@ -81,18 +72,18 @@ class Stack:
         for layer in range(LAYERS):
             qkv = (x.reshape(models, batch * count, width) @ joined[layer]).view(models, batch, count, 3 * width)
             query, key, value = qkv.split(width, -1)  # (S, B, N, D) each
-            if layer == LAYERS - 1 and observe is None:
+            if layer == LAYERS - 1 and seen is None:
                 query, x = query[..., -1:, :], x[..., -1:, :]
             gains = None
             if "gains" in p:
                 gamma_q, gamma_k = p["gains"][:, layer].unbind(1)  # (S, D)
                 gains = gamma_q[:, None, None], gamma_k[:, None, None]
-            if observe is None:
+            if seen is None:
                 update = attended(self.core, query, key, value, gains)
             else:
                 update, probabilities = attend(self.core, query, key, value, gains)
                 normal_query, normal_key = normalise(self.core, query, key, gains)
-                observe(layer, probabilities, normal_query @ normal_key.mT)
+                seen.append((probabilities, normal_query @ normal_key.mT))
             x = x + update if self.setting.residual else update
         last = x[..., -1, :]  # (S, B, D)
         if "readout" in p:
@@ -108,15 +99,14 @@ class Stack:
 
         A norm is infinite where its square overflows, in float32 from 1.8e19, as in the committed sweep.
         """
-        names, values = list(self.parameters), list(self.parameters.values())
-        for value in values:
+        for value in self.parameters.values():
             value.requires_grad_()
         losses = self.losses(tokens, targets)
-        gradients = torch.autograd.grad(losses.sum(), values)
+        gradients = torch.autograd.grad(losses.sum(), list(self.parameters.values()))
         factor = self.setting.batch if self.setting.reduction == "sum" else 1.0
         squares = torch.zeros_like(losses)
         with torch.no_grad():
-            for name, value, gradient in zip(names, values, gradients, strict=True):
+            for (name, value), gradient in zip(self.parameters.items(), gradients, strict=True):
                 value.requires_grad_(False)
                 gradient = gradient * factor
                 squares += gradient.flatten(1).square().sum(1)
@@ -134,15 +124,13 @@ class Stack:
         entropy (nats, Eq. 7), frobenius (||P||_F), variance (of a row's logits, Definition 5.2) and, for a core with
         gains, gain_q and gain_k (norms of gamma).
         """
-        seen: dict[str, list[Tensor]] = {"entropy": [], "frobenius": [], "variance": []}
-
-        def observe(layer: int, probabilities: Tensor, logits: Tensor) -> None:
-            seen["entropy"].append(row_entropy(probabilities).mean((1, 2)))
-            seen["frobenius"].append(torch.linalg.matrix_norm(probabilities).mean(1))
-            seen["variance"].append(logits.var(-1, correction=0).mean((1, 2)))
-
-        self.forward(tokens[self.seed_of], observe)
-        found = {name: torch.stack(values, 1) for name, values in seen.items()}
+        seen: list[tuple[Tensor, Tensor]] = []
+        self.forward(tokens[self.seed_of], seen)
+        found = {
+            "entropy": torch.stack([row_entropy(p).mean((1, 2)) for p, _ in seen], 1),
+            "frobenius": torch.stack([torch.linalg.matrix_norm(p).mean(1) for p, _ in seen], 1),
+            "variance": torch.stack([z.var(-1, correction=0).mean((1, 2)) for _, z in seen], 1),
+        }
         if self.core.gains is not None:
             fixed = torch.ones(len(self.rates), LAYERS, 2, self.setting.width, dtype=tokens.dtype)
             norms = self.parameters.get("gains", fixed).norm(dim=-1)
@@ -155,9 +143,9 @@ def initial(core: Core, setting: Setting, seed: int) -> dict[str, Tensor]:
     generator, width = torch.Generator().manual_seed(2 * seed), setting.width
 
     def matrix(*shape: int, fan_in: int, fan_out: int) -> Tensor:
-        bound = setting.init_bound(fan_in, fan_out)
-        if bound is None:
+        if setting.init == "normal_0.1":
             return 0.1 * torch.randn(*shape, generator=generator)
+        bound = 1 / math.sqrt(fan_in) if setting.init == "linear" else math.sqrt(6 / (fan_in + fan_out))
         return (2 * torch.rand(*shape, generator=generator) - 1) * bound
 
     drawn = {"weights": matrix(LAYERS, 3, width, width, fan_in=width, fan_out=width)}
@@ -178,14 +166,13 @@ class Trained:
     """Losses and gradient norms of a stack, (steps, R, K) each, NaN once a model has diverged.
 
     untrained_losses, zero_losses: (steps, K), on the same batches, of the untrained models and of predicting 0.
-    statistics: `Stack.attention_statistics` before the steps `observed_at`, (observations, R, K, L) each.
+    statistics: `Stack.attention_statistics` before each observed step, (observed steps, R, K, L) each.
     """
 
     losses: Tensor
     gradient_norms: Tensor
     untrained_losses: Tensor
     zero_losses: Tensor
-    observed_at: list[int] = field(default_factory=list)
     statistics: dict[str, Tensor] = field(default_factory=dict)
 
 
@@ -201,11 +188,10 @@ def train(
 
     A training ends with its first loss that is not finite. observe_at: steps before which attention is measured.
     """
-    stack, shape = Stack(core, setting, rates, seeds, dtype), (-1, len(seeds))
-    untrained = Stack(core, setting, rates[:1], seeds, dtype)
+    stack, untrained = (Stack(core, setting, some, seeds, dtype) for some in (rates, rates[:1]))
     alive = torch.arange(len(stack.rates))
     losses = torch.full((setting.steps, len(alive)), torch.nan, dtype=dtype)
-    norms, observed_at, observed = losses.clone(), [], []
+    norms, observed = losses.clone(), []
     untrained_losses, zero_losses = torch.empty(2, setting.steps, len(seeds), dtype=dtype)
     for step, (tokens, targets) in zip(range(setting.steps), draw_batches(setting, seeds, dtype), strict=False):
         with torch.no_grad():
@@ -214,9 +200,8 @@ def train(
         if not len(alive):
             continue
         if step in observe_at:
-            observed_at.append(step)
-            seen = stack.attention_statistics(tokens)
             nothing = torch.full((losses.shape[1], LAYERS), torch.nan, dtype=dtype)
+            seen = stack.attention_statistics(tokens)
             observed.append({name: nothing.index_copy(0, alive, value) for name, value in seen.items()})
         losses[step, alive], norms[step, alive] = stack.step(tokens, targets)
         if (step + 1) % DROP_EVERY == 0:
@@ -224,7 +209,7 @@ def train(
             if not finite.all():
                 stack.keep(finite)
                 alive = alive[finite]
-    names = observed[0] if observed else ()
-    statistics = {name: torch.stack([found[name] for found in observed]).unflatten(1, shape) for name in names}
+    names, shape = observed[0] if observed else (), (-1, len(seeds))
+    statistics = {name: torch.stack([seen[name] for seen in observed]).unflatten(1, shape) for name in names}
     losses, norms = losses.unflatten(1, shape), norms.unflatten(1, shape)
-    return Trained(losses, norms, untrained_losses, zero_losses, observed_at, statistics)
+    return Trained(losses, norms, untrained_losses, zero_losses, statistics)

@@ -5,6 +5,7 @@ Shapes: R rates, K seeds, L layers.
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -14,14 +15,13 @@ from torch import Tensor
 
 from aero.attention_kernels import Core
 from aero.sensitivity.metric import clipped, final_losses
-from aero.sensitivity.setting import learning_rates
+from aero.sensitivity.setting import LAYERS, learning_rates
 from aero.sensitivity.stacked import Trained
 
 PLOTTED_STEPS = 100
 """Steps of a training that the figures show, at equal distances."""
 LAST_STEPS = 10
 """Steps shown in addition before a divergence, which can take as few."""
-GAIN_COLUMNS = ("gain_q", "gain_k", "variance", "entropy")
 Row = dict[str, Any]
 
 
@@ -37,22 +37,21 @@ def loss_rows(
     final, zero = final_losses(trained.losses, window), final_losses(trained.zero_losses, window)
     untrained = zero if initial == "zero" else final_losses(trained.untrained_losses, window)
     rows = []
-    for r, rate in enumerate(rates):
-        for k, seed in enumerate(seeds):
-            diverged = diverged_at(trained.losses[:, r, k])
-            row = {
-                "core": core,
-                "rate": f"{rate:g}",
-                "seed": seed,
-                "initial_loss": _number(untrained[k]),
-                "zero_loss": _number(zero[k]),
-                "final_loss": _number(final[r, k]),
-                "diverged_at_step": diverged,
-                "largest_gradient_norm": largest(trained.gradient_norms[:, r, k]),
-            }
-            for name in ("entropy", "frobenius"):
-                row[name] = "" if diverged != "" else _number(trained.statistics[name][-1, r, k].mean())
-            rows.append(row)
+    for (r, rate), (k, seed) in itertools.product(enumerate(rates), enumerate(seeds)):
+        diverged = diverged_at(trained.losses[:, r, k])
+        row = {
+            "core": core,
+            "rate": f"{rate:g}",
+            "seed": seed,
+            "initial_loss": _number(untrained[k]),
+            "zero_loss": _number(zero[k]),
+            "final_loss": _number(final[r, k]),
+            "diverged_at_step": diverged,
+            "largest_gradient_norm": _largest(trained.gradient_norms[:, r, k]),
+        }
+        for name in ("entropy", "frobenius"):
+            row[name] = "" if diverged != "" else _number(trained.statistics[name][-1, r, k].mean())
+        rows.append(row)
     return rows
 
 
@@ -68,14 +67,14 @@ def figure_rate(trained: Mapping[str, Trained], rates: Sequence[float], window: 
     The lowest at which most softmax trainings end no lower than they began while most with the ReLU kernel or with
     QK-LayerNorm end lower; None if there is no such rate.
     """
-    failed = {}
-    for core in ("softmax", "relu", "qk_layernorm"):
-        final, initial = (
-            final_losses(losses, window) for losses in (trained[core].losses, trained[core].untrained_losses)
-        )
-        failed[core] = (clipped(final, initial) >= initial).double().mean(1) > 0.5  # (R,)
-    chosen = failed["softmax"] & ~(failed["relu"] & failed["qk_layernorm"])
-    return next((rate for rate, yes in zip(rates, chosen.tolist(), strict=True) if yes), None)
+
+    def failed(core: str) -> Tensor:  # (R,)
+        final = final_losses(trained[core].losses, window)
+        initial = final_losses(trained[core].untrained_losses, window)
+        return (clipped(final, initial) >= initial).double().mean(1) > 0.5
+
+    chosen = failed("softmax") & ~(failed("relu") & failed("qk_layernorm"))
+    return next(itertools.compress(rates, chosen), None)
 
 
 def shown_rate(about: Mapping[str, Any]) -> float:
@@ -84,22 +83,18 @@ def shown_rate(about: Mapping[str, Any]) -> float:
     return about["figure_rate"] or rates[len(rates) // 2]
 
 
-def plotted(trained: Trained, rate: int, seed: int) -> list[int]:
-    """Indices into `trained.observed_at` of the steps that the figures show of one training.
-
-    PLOTTED_STEPS at equal distances, the last one, and LAST_STEPS before a divergence.
-    """
-    finite = torch.isfinite(trained.statistics["entropy"][:, rate, seed]).all(-1)
-    diverged = diverged_at(trained.losses[:, rate, seed])
-    end = len(trained.losses) - 1 if diverged == "" else int(diverged)
-    usable = [index for index, step in enumerate(trained.observed_at) if step <= end and finite[index]]
-    last = set(usable[-1:] if diverged == "" else usable[-LAST_STEPS:])
+def _plotted(trained: Trained, seed: int) -> list[int]:
+    """The steps that the figures show: PLOTTED_STEPS at equal distances, the last, LAST_STEPS before a divergence."""
+    diverged = diverged_at(trained.losses[:, 0, seed])
+    observed = trained.statistics["entropy"][: None if diverged == "" else diverged + 1, 0, seed]  # (steps, L)
+    usable = torch.isfinite(observed).all(-1).nonzero()[:, 0].tolist()
+    last = usable[-1:] if diverged == "" else usable[-LAST_STEPS:]
     every = max(1, len(trained.losses) // PLOTTED_STEPS)
-    return [index for index in usable if trained.observed_at[index] % every == 0 or index in last]
+    return [step for step in usable if step % every == 0 or step in last]
 
 
-def trace_rows(name: str, trained: Trained, rate: int, seeds: Sequence[int]) -> list[Row]:
-    """Training behaviour at one rate (its index), one row a seed and plotted step.
+def trace_rows(name: str, trained: Trained, seeds: Sequence[int]) -> list[Row]:
+    """Training behaviour at one rate, observed before every step: one row a seed and plotted step.
 
     loss, gradient_norm: the largest since the row before, so that no spike is missed; empty where none is finite.
     entropy, frobenius, variance (of a row's logits): means over layers; entropy_std over layers.
@@ -107,33 +102,33 @@ def trace_rows(name: str, trained: Trained, rate: int, seeds: Sequence[int]) -> 
     rows = []
     for k, seed in enumerate(seeds):
         begin = 0
-        for index in plotted(trained, rate, k):
-            step = trained.observed_at[index]
-            means = {key: _number(values[index, rate, k].mean()) for key, values in trained.statistics.items()}
+        for step in _plotted(trained, k):
+            means = {column: _number(values[step, 0, k].mean()) for column, values in trained.statistics.items()}
             row = {"core": name, "seed": seed, "step": step}
-            row["loss"] = largest(trained.losses[begin : step + 1, rate, k])
-            row["gradient_norm"] = largest(trained.gradient_norms[begin : step + 1, rate, k])
+            row["loss"] = _largest(trained.losses[begin : step + 1, 0, k])
+            row["gradient_norm"] = _largest(trained.gradient_norms[begin : step + 1, 0, k])
             row["entropy"] = means["entropy"]
-            row["entropy_std"] = _number(trained.statistics["entropy"][index, rate, k].std(correction=0))
-            rows.append(row | {key: means[key] for key in ("frobenius", "variance")})
+            row["entropy_std"] = _number(trained.statistics["entropy"][step, 0, k].std(correction=0))
+            rows.append(row | {column: means[column] for column in ("frobenius", "variance")})
             begin = step + 1
     return rows
 
 
-def gain_rows(name: str, core: Core, trained: Trained, rate: int, seeds: Sequence[int]) -> list[Row]:
-    """Norms of gamma, variance of logits and entropy of every layer at one rate; none for a core without gains."""
+def gain_rows(name: str, core: Core, trained: Trained, seeds: Sequence[int]) -> list[Row]:
+    """As `trace_rows`, of every layer: norms of gamma, variance of logits, entropy; none for a core without gains."""
     if core.gains is None:
         return []
+    columns = {column: trained.statistics[column] for column in ("gain_q", "gain_k", "variance", "entropy")}
     return [
-        {"core": name, "seed": seed, "step": trained.observed_at[index], "layer": layer}
-        | {key: _number(trained.statistics[key][index, rate, k, layer]) for key in GAIN_COLUMNS}
+        {"core": name, "seed": seed, "step": step, "layer": layer}
+        | {column: _number(values[step, 0, k, layer]) for column, values in columns.items()}
         for k, seed in enumerate(seeds)
-        for index in plotted(trained, rate, k)
-        for layer in range(trained.statistics["entropy"].shape[-1])
+        for step in _plotted(trained, k)
+        for layer in range(LAYERS)
     ]
 
 
-def largest(values: Tensor) -> str:
+def _largest(values: Tensor) -> str:
     """The largest finite value, "" if there is none."""
     finite = values[torch.isfinite(values)]
     return _number(finite.max()) if len(finite) else ""

@@ -91,11 +91,6 @@ def entropy_expansion(sigma: float, positions: int, order: int = 2) -> float:
     return found if order == 2 else found + 3 * (positions - 1) / (4 * positions**2) * sigma**4
 
 
-def collapse_sigma(positions: int) -> float:
-    """sqrt(2 log N), where log N - sigma^2 / 2 reaches 0 (the freezing point of Derrida's random energy model)."""
-    return math.sqrt(2 * math.log(positions))
-
-
 def least_entropy(bound: float, positions: int) -> float:
     """The smallest entropy of softmax(z) with every |z_i| <= bound.
 
@@ -119,11 +114,6 @@ RELU_VARIANCE_PRINTED = math.pi**2 - 1
 def relu_entropy(dims: int, positions: int) -> float:
     """E[H] = log N - (N-1)/N pi (pi - 1) / (2 D) + O(D^-2) of the ReLU kernel with Gaussian queries and keys."""
     return math.log(positions) - (positions - 1) / positions * RELU_VARIANCE / (2 * dims)
-
-
-def relu_entropy_printed(dims: int, positions: int) -> float:
-    """The same from the moments that Appendix E.4 prints: log N - (pi^2 - 1) / (2 D)."""
-    return math.log(positions) - RELU_VARIANCE_PRINTED / (2 * dims)
 
 
 def relu_undefined(dims: int, positions: int) -> float:
@@ -168,20 +158,14 @@ def greatest_row_norm(entropy: float, positions: int) -> float:
     Harremoes and Topsoe 2001, upper boundary of the index of coincidence.
     """
     low, high = 1 / positions, 1.0
-    for _ in range(200):
+    for _ in range(50):  # halvings, to an error of 1e-15
         largest = (low + high) / 2
-        if _peaked_entropy(largest, positions) > entropy:
+        rest = 1 - largest
+        if -largest * math.log(largest) - rest * math.log(rest / (positions - 1)) > entropy:
             low = largest
         else:
             high = largest
-    rest = (1 - high) / max(positions - 1, 1)
-    return math.sqrt(high**2 + (positions - 1) * rest**2)
-
-
-def _peaked_entropy(largest: float, positions: int) -> float:
-    rest = 1 - largest
-    spread = rest * math.log(rest / (positions - 1)) if rest > 0 and positions > 1 else 0.0
-    return -largest * math.log(largest) - spread
+    return math.sqrt(high**2 + (1 - high) ** 2 / (positions - 1))
 
 
 def dirichlet_entropy(alpha: float, positions: int) -> float:

@@ -21,7 +21,6 @@ MASKED_MODELS: tuple[tuple[str, theory.Mask, int], ...] = (
     ("LLaMA-1B, Figure 1", "causal", 768),
     ("GPT-2, Figure 7", "causal", 200),
 )
-CURVE_POINTS = 50
 HISTOGRAM_CORES, HISTOGRAM_SIGMAS = ("softmax", "relu"), (1.0, 2.0, 4.0, 8.0)
 """What Figure 3 shows."""
 
@@ -48,7 +47,7 @@ def results(settings: SensitivityTheoryParameters) -> tuple[dict[str, list[Row]]
         "dirichlet": means,
         "layernorm": layernorm_rows(settings),
         "least_entropy": least_entropy_rows(),
-        "matrices": matrix_rows(SMALL_POSITIONS),
+        "matrices": matrix_rows(),
         "ranges": range_rows(settings),
         "relu_scale_difference": relu_scale_difference(settings),
     }
@@ -76,7 +75,7 @@ def softmax_rows(settings: SensitivityTheoryParameters) -> list[Row]:
                     "theorem_slope_error": sample["squares"].error,
                     "theorem_slope_quadrature": exact.theorem_derivative,
                     "appendix_slope_quadrature": exact.appendix_derivative,
-                    "collapse_sigma": theory.collapse_sigma(positions),
+                    "collapse_sigma": math.sqrt(2 * math.log(positions)),  # where log N - sigma^2 / 2 is 0
                 }
             )
     return rows
@@ -84,10 +83,9 @@ def softmax_rows(settings: SensitivityTheoryParameters) -> list[Row]:
 
 def curve_rows(settings: SensitivityTheoryParameters) -> list[Row]:
     """The exact curves between the drawn points, for figures."""
-    low, high = min(settings.softmax.sigmas), max(settings.softmax.sigmas)
-    rows = []
+    sigmas, rows = settings.softmax.sigmas, []
     for positions in settings.softmax.positions:
-        for sigma in np.linspace(low, high, CURVE_POINTS).tolist():
+        for sigma in np.linspace(min(sigmas), max(sigmas), num=50).tolist():
             exact = theory.softmax_moments(sigma, positions)
             rows.append(
                 {
@@ -115,7 +113,7 @@ def relu_rows(settings: SensitivityTheoryParameters) -> list[Row]:
                 | _with_error(sample, "entropy", "square", "undefined")
                 | {
                     "entropy_derived": theory.relu_entropy(dims, positions),
-                    "entropy_printed": theory.relu_entropy_printed(dims, positions),
+                    "entropy_printed": math.log(positions) - theory.RELU_VARIANCE_PRINTED / (2 * dims),
                     "square_derived": (positions - 1) / positions * theory.RELU_VARIANCE / dims,
                     "square_printed": theory.RELU_VARIANCE_PRINTED / dims,
                     "undefined_exact": theory.relu_undefined(dims, positions),
@@ -214,19 +212,18 @@ def least_entropy_rows() -> list[Row]:
     ]
 
 
-def matrix_rows(positions: int) -> list[Row]:
+def matrix_rows() -> list[Row]:
     """Entropy, Frobenius and spectral norm of three attention matrices: Eq. 9 uses the first norm for the second."""
-    common = np.zeros((positions, positions))
-    common[:, 0] = 1
+    own = np.eye(SMALL_POSITIONS)
     matrices = {
-        "every row uniform": np.full((positions, positions), 1 / positions),
-        "every query its own key": np.eye(positions),
-        "every query the same key": common,
+        "every row uniform": np.full_like(own, 1 / SMALL_POSITIONS),
+        "every query its own key": own,
+        "every query the same key": np.tile(own[0], (SMALL_POSITIONS, 1)),
     }
     return [
         {
             "matrix": name,
-            "positions": positions,
+            "positions": SMALL_POSITIONS,
             "entropy": row_entropy(torch.from_numpy(matrix)).mean().item() + 0.0,
             "frobenius": float(np.linalg.norm(matrix)),
             "spectral": float(np.linalg.norm(matrix, 2)),
@@ -244,16 +241,12 @@ def range_rows(settings: SensitivityTheoryParameters) -> list[Row]:
     positions, dims, matrices = SMALL_POSITIONS, SMALL_WIDTH, 200
     generator = torch.Generator().manual_seed(settings.seed)
     drawn = torch.randn(2, matrices, positions, dims, dtype=torch.float64, generator=generator)
+    query, key = torch.cat([sigma * drawn for sigma in settings.controlled.sigmas], 1)
     rows, slack = [], 1e-5  # kernels divide by their sum plus a small number
     for core in settings.controlled.cores:
-        norms, entropies, whole = [], [], []
-        for sigma in settings.controlled.sigmas:
-            query, key = sigma * drawn
-            _, probabilities = attend(core_named(core), query, key, key)  # (matrices, N, N)
-            norms.append(torch.linalg.matrix_norm(probabilities))
-            entropies.append(row_entropy(probabilities).mean(-1))
-            whole.append(probabilities.sum(-1).amin(-1) > 0.5)
-        norm, entropy, sums = (torch.cat(values) for values in (norms, entropies, whole))
+        _, probabilities = attend(core_named(core), query, key, key)  # (sigmas x matrices, N, N)
+        norm, entropy = torch.linalg.matrix_norm(probabilities), row_entropy(probabilities).mean(-1)
+        sums = probabilities.sum(-1).amin(-1) > 0.5
         inside = (norm >= 1 - slack) & (norm <= math.sqrt(positions) + slack)
         inside &= (entropy >= -slack) & (entropy <= math.log(positions) + slack)
         rows.append(

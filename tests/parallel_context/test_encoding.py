@@ -126,15 +126,3 @@ def test_packed_queries_equal_queries_alone(family, aggregation):
         assert (together.logits[:, start:end] - torch.cat(logits, 1)).abs().max() < 1e-6
         assert (together.entropies[..., start:end] - torch.cat(entropies, -1)).abs().max() < 1e-6
         start = end
-
-
-def test_the_first_segment_of_a_whole_encoding_is_reused(family):
-    model, _ = family
-    context, prefix = ids(2, 20), ids(1, 3, seed=1)[0]
-    for head in (None, prefix):
-        whole = encode(model, [context], head)
-        parts = segments_of(context, (7, 7, 6))
-        for one, other in zip(
-            encode(model, parts, head).cache, encode(model, parts, head, 0, whole).cache, strict=True
-        ):
-            assert all(torch.allclose(a, b, atol=1e-9) for a, b in zip(one, other, strict=True))

@@ -84,17 +84,17 @@ def test_learning_rate_of_the_figures():
     assert figure_rate({"softmax": good, "relu": good, "qk_layernorm": good}, rates, 1) is None
 
 
-def observed(losses, steps):
-    """A training with these losses, observed before `steps`; its entropy is the step's number."""
+def observed(losses):
+    """A training with these losses, observed before every step; its entropy is the step's number."""
     losses = torch.tensor(losses)[:, None, None]
-    seen = torch.tensor(steps, dtype=torch.float32)[:, None, None, None].expand(-1, 1, 1, 5)
+    seen = torch.arange(len(losses), dtype=torch.float32)[:, None, None, None].expand(-1, 1, 1, 5)
     columns = {key: seen.clone() for key in ("entropy", "frobenius", "variance")}
-    return Trained(losses, 10 * losses, losses[:, 0], losses[:, 0], list(steps), columns)
+    return Trained(losses, 10 * losses, losses[:, 0], losses[:, 0], columns)
 
 
 def test_trace_keeps_spikes_between_two_plotted_steps():
-    rows = trace_rows("softmax", observed([1.0, 9.0, 1.0, 2.0], [0, 2]), 0, (7,))
-    assert [(row["seed"], row["step"], row["loss"], row["gradient_norm"]) for row in rows] == [
+    rows = trace_rows("softmax", observed([1.0, 9.0, 1.0, 2.0] * 50), (7,))
+    assert [(row["seed"], row["step"], row["loss"], row["gradient_norm"]) for row in rows[:2]] == [
         (7, 0, "1", "10"),
         (7, 2, "9", "90"),
     ]
@@ -105,11 +105,11 @@ def test_trace_has_the_last_steps_before_a_divergence():
     """Of 1,000 steps every tenth, and the ten before the loss is not finite. At step 256 the weights are not finite
     either, so there is no attention to measure."""
     losses = [3.0] * 254 + [50.0, 1e30, math.inf] + [math.nan] * 743
-    found = observed(losses, range(1000))
+    found = observed(losses)
     for values in found.statistics.values():
         values[256] = math.nan
-    rows = trace_rows("softmax", found, 0, (7,))
+    rows = trace_rows("softmax", found, (7,))
     assert [row["step"] for row in rows] == [*range(0, 250, 10), *range(246, 256)]
     assert [row["loss"] for row in rows[-3:]] == ["3", "50", "1e+30"] and rows[-1]["entropy"] == "255"
-    ended = trace_rows("softmax", observed([3.0] * 995, range(995)), 0, (7,))
+    ended = trace_rows("softmax", observed([3.0] * 995), (7,))
     assert [row["step"] for row in ended] == [*range(0, 995, 9), 994]

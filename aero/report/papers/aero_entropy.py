@@ -6,12 +6,13 @@ Entropy-Guided's Figures 5, 6 and 7 are AERO's 10, 18 and 19.
 from __future__ import annotations
 
 import math
+from collections.abc import Iterator
 from functools import partial
 
 import numpy as np
 import pandas as pd
 from matplotlib.cm import ScalarMappable
-from matplotlib.colors import LinearSegmentedColormap, Normalize
+from matplotlib.colors import LinearSegmentedColormap, LogNorm, Normalize
 from matplotlib.figure import Figure
 
 from aero.architecture import parse
@@ -22,11 +23,7 @@ from aero.report import statistics
 from aero.report.papers.panels import (
     DEPTH,
     ENTROPY,
-    MARGIN_RUNS,
-    PRUNED_RUNS,
     REGULARISED,
-    STABILISED,
-    STABILISED_RUNS,
     TABLE_2_RUNS,
     causal_norm,
     depth_bar,
@@ -39,14 +36,21 @@ from aero.report.papers.panels import (
     logged,
     notation,
     over_training,
-    overflow_map,
     quarter_bars,
 )
 from aero.report.results import Results, Run
-from aero.report.show import AS_WRITTEN, INK, no_data, subplots
+from aero.report.show import AS_WRITTEN, INK, no_data, not_measured, subplots
 from aero.report.statistics import change, difference, estimate
 from aero.report.tables import perplexities
 
+STABILISED_RUNS = ("sm-wnorm-ffn", "sm-snorm-ffn", "sm-scffn")
+STABILISED = ("weight norm.", "spectral norm.", "scaled FFN")
+PRUNED_RUNS = ("sm-scfuffn", *(f"sm-scfuffni-{pruned}" for pruned in range(1, 8)))
+MARGIN_RUNS = {
+    percent / 100: REGULARISED if percent == 20 else f"ereg-smt-scfuffn-gamma-{percent:02d}"
+    for percent in range(0, 31, 5)
+}
+COUNTS = LinearSegmentedColormap.from_list("counts", ["#f3c9b4", "#d55e00", "#5a1c00"])
 SIGNED = LinearSegmentedColormap.from_list(
     "signed", [(0, "#8a1c5a"), (0.5, "#efb4cf"), (0.5, "#e3dfb0"), (1, "#0b4f6c")], N=64
 )
@@ -74,21 +78,35 @@ PARTS = {
     f"{REGULARISED}-log-temperature": "both, log t learned",
 }
 """Temperature and regulariser, apart and together."""
-REGULARISED_RUNS = {"sm-scfuffn": REGULARISED, "sm-scfuffni-6": "ereg-smt-scfuffni-6"}
 
 
 def figure_3a(results: Results) -> Figure:
     names = {notation(results, run): run for run in TABLE_2_RUNS}
-    facts = load("aero").facts["figures"]["3a"]["fractions"]
-    printed = [(names[entry["row"]], tuple(entry["quarters"]), entry["value"]) for entry in facts]
+    printed = [
+        (names[one["row"]], one["value"] if one["quarters"] == [0] else 1 - one["value"])
+        for one in load("aero").facts["figures"]["3a"]["fractions"]
+        if one["quarters"] in ([0], [3])
+    ]
     return quarter_bars(results, TABLE_2_RUNS, printed=printed)
 
 
 def figure_6(results: Results) -> Figure:
-    """SM: (a) values beyond float16 in each layer over training, (b) entropy of every head."""
-    figure, (counts, heads_panel) = subplots(1, 2, height=1.9, width_ratios=(2.2, 1))
-    overflow_map(figure, counts, results, "sm", "(a) SM, values beyond float16")
-    counts.set_ylabel("layer")
+    """SM: (a) values beyond float16 in each layer over training, none is blank; (b) entropy of every head."""
+    figure, (panel, heads_panel) = subplots(1, 2, height=1.9, width_ratios=(2.2, 1))
+    panel.set_title("(a) SM, values beyond float16")
+    panel.set_ylabel("layer")
+    overflow = logged(results, "sm", "overflow")
+    counts = overflow.to_numpy().T  # (L, evaluations)
+    if counts.size and np.nanmax(counts) > 0:
+        shown = np.ma.masked_less(np.ma.masked_invalid(counts), 1)
+        mesh = panel.pcolormesh(shown, cmap=COUNTS, norm=LogNorm(1, max(np.nanmax(counts), 10)))
+        every = max(1, len(overflow) // 3)
+        panel.set_xticks(np.arange(0, len(overflow), every) + 0.5, overflow.index[::every])
+        panel.set_yticks(np.array(layer_ticks(len(counts))) - 0.5, layer_ticks(len(counts)))
+        panel.set_xlabel("training step")
+        figure.colorbar(mesh, ax=panel, label="values beyond float16", pad=0.01)
+    else:
+        no_data(panel, "none in this training" if counts.size else "not logged")
     heads_panel.set_title("(b) SM")
     norm = causal_norm(results, ["sm"])
     heatmap(heads_panel, heads(results, "sm"), norm)
@@ -99,20 +117,15 @@ def figure_6(results: Results) -> Figure:
 
 def figure_10(results: Results) -> Figure:
     """Learned thresholds, fractions of log T: (a) per head, (b) their mean and (c) their variance per layer."""
-    figure, panels = subplots(1, 3, height=1.6)
     trained = results.first(REGULARISED)
     thresholds = learned(trained, "thresholds")  # (L, H)
-    for panel, title in zip(panels, ("(a) thresholds", "(b) mean over heads", "(c) variance over heads"), strict=True):
-        panel.set_title(title)
-        if thresholds is None:
-            no_data(panel, "not measured")
     if thresholds is None:
-        return figure
-    start = float((trained.metrics.get("model") or {}).get("threshold_init", 0.5))
+        return not_measured()
+    figure, panels = subplots(1, 3, height=1.6)
+    start = float(trained.metrics["model"].get("threshold_init", 0.5))
     low, high = min(start, thresholds.min()), max(start, thresholds.max())
     mesh = heatmap(panels[0], thresholds, Normalize(low, max(high, low + 1e-6)))
-    panels[0].set_ylabel("layer")
-    panels[0].set_xlabel("head")
+    panels[0].set(title="(a) thresholds", ylabel="layer", xlabel="head")
     figure.colorbar(mesh, ax=panels[0], label="fraction of log T", pad=0.02)
     layers = np.arange(1, len(thresholds) + 1)
     for panel, values in zip(panels[1:], (thresholds.mean(1), thresholds.var(1)), strict=True):
@@ -120,7 +133,9 @@ def figure_10(results: Results) -> Figure:
         panel.set_yticks(layer_ticks(len(layers)))
         panel.grid(axis="x")
         panel.locator_params(axis="x", nbins=4)
+    panels[1].set_title("(b) mean over heads")
     panels[1].axvline(start, color=INK, linewidth=0.8, linestyle=":")
+    panels[2].set_title("(c) variance over heads")
     panels[2].ticklabel_format(axis="x", style="sci", scilimits=(-2, 2))
     return figure
 
@@ -145,7 +160,7 @@ def figure_17(results: Results) -> Figure:
 
 def figure_18(results: Results) -> Figure:
     facts = load("aero").facts["figures"]["18"]["fractions"]
-    printed = [(MARGIN_RUNS[gamma], (3,), value) for gamma, value in facts.items()]
+    printed = [(MARGIN_RUNS[gamma], 1 - value) for gamma, value in facts.items()]
     names = [f"γ = {gamma:.2f}" for gamma in MARGIN_RUNS]
     return quarter_bars(results, tuple(MARGIN_RUNS.values()), names, _BOTH, printed)
 
@@ -155,22 +170,22 @@ def _lettered(*names: str) -> list[str]:
 
 
 _BOTH, _GAMMAS = ("observed", "causal_bound"), [gamma for gamma in MARGIN_RUNS if gamma <= 0.25]
-figure_5 = partial(heatmaps, runs=("sm-ln-g", "sm-ln-r", "sm-g", "sm-r"), columns=4, height=1.4)
-figure_7 = partial(heatmaps, runs=STABILISED_RUNS, names=STABILISED, columns=3, height=1.7)
+figure_5 = partial(heatmaps, runs=("sm-ln-g", "sm-ln-r", "sm-g", "sm-r"), height=1.4)
+figure_7 = partial(heatmaps, runs=STABILISED_RUNS, height=1.7, names=STABILISED)
 figure_9 = partial(quarter_bars, runs=(*STABILISED_RUNS, REGULARISED), names=(*STABILISED, "entropy reg."))
 figure_12 = partial(over_training, runs=TABLE_2_RUNS)
 figure_13 = partial(
     over_training,
     runs=("sm-leakyr", "sm-leakyr-global"),
     names=_lettered("one slope per layer", "one slope for all layers"),
-    columns=2,
+    rows=1,
     height=1.5,
 )
 figure_14 = partial(
     over_training,
     runs=(*STABILISED_RUNS, REGULARISED),
     names=_lettered(*STABILISED, "entropy reg."),
-    columns=4,
+    rows=1,
     height=1.25,
 )
 figure_16 = partial(
@@ -179,7 +194,7 @@ figure_16 = partial(
 figure_19 = partial(
     over_training, runs=[MARGIN_RUNS[gamma] for gamma in _GAMMAS], names=[f"γ = {gamma:.2f}" for gamma in _GAMMAS]
 )
-guided_figure_2 = partial(heatmaps, runs=TABLE_2_RUNS, columns=6, height=1.9)
+guided_figure_2 = partial(heatmaps, runs=TABLE_2_RUNS, height=1.9)
 guided_figure_4 = partial(
     over_training,
     runs=("sm-ln-g", "sm", *STABILISED_RUNS, REGULARISED),
@@ -194,18 +209,14 @@ def failures(results: Results) -> pd.DataFrame:
     for run, claimed in FAILURES.items():
         seeds = results.seeds(run)
         measured = [trained.entropy for trained in seeds if trained.entropy]
-        over, under = (
-            ", ".join(f"{getattr(one, kind)['fraction']:.0%}" for one in measured) or "–"
-            for kind in ("overload", "collapse")
-        )
         lines.append(
             {
                 "configuration": notation(results, run),
                 "published": claimed,
                 "seeds diverged": f"{sum(map(failed, seeds))} of {len(seeds)}" if seeds else "not run",
-                "first failure": "; ".join(dict.fromkeys(_failure(trained) for trained in seeds)) or "–",
-                "heads overloaded, by seed": over,
-                "heads collapsed, by seed": under,
+                "first failure": "; ".join(dict.fromkeys(map(_failure, seeds))) or "–",
+                "heads overloaded, by seed": ", ".join(f"{one.overload['fraction']:.0%}" for one in measured) or "–",
+                "heads collapsed, by seed": ", ".join(f"{one.collapse['fraction']:.0%}" for one in measured) or "–",
             }
         )
     return pd.DataFrame(lines)
@@ -296,34 +307,27 @@ def temperature_lines(results: Results) -> list[dict[str, object]]:
     lowest and highest position and the share of positions below 0.
     """
     lines: list[dict[str, object]] = []
-    for name, entry in (results.parameters.get("runs") or {}).items():
-        if not parse(entry["architecture"]).temperature:
-            continue
-        common = {"run": name, "architecture": entry["architecture"], "scale": results.scale}
-        for trained in results.seeds(name):
-            lines += [common | {"seed": trained.seed} | line for line in _temperatures(trained)]
-        if not results.seeds(name):
-            lines.append(common | {"note": "not run yet"})
+    for name, entry in results.parameters["runs"].items():
+        if parse(entry["architecture"]).temperature:
+            common = {"run": name, "architecture": entry["architecture"], "scale": results.scale}
+            seeds = results.seeds(name)
+            lines += [common | {"seed": one.seed} | line for one in seeds for line in _temperatures(one)]
+            if not seeds:
+                lines.append(common | {"note": "not run yet"})
     return lines
 
 
-def _temperatures(trained: Run) -> list[dict[str, object]]:
-    values = trained.entropy.learned if trained.entropy else {}
-    if not (by_head := values.get("temperature_mean")):
-        return [{"note": "temperatures not stored"}]
-    lines: list[dict[str, object]] = []
-    by_position = values["temperature_by_position"]
-    for layer, (of_heads, of_positions) in enumerate(zip(by_head, by_position, strict=True), start=1):
-        lines += [
-            {"layer": layer, "head": head, "temperature": f"{value:.6g}"}
-            for head, value in enumerate(of_heads, start=1)
-        ]
-        mean: dict[str, object] = {"layer": layer, "head": "mean"}
-        mean["temperature"] = f"{math.fsum(of_heads) / len(of_heads):.6g}"
-        below = np.mean(np.array(of_positions) < 0)
-        ends = {"lowest": min(of_positions), "highest": max(of_positions), "share_below_0": below}
-        lines.append(mean | {key: f"{value:.6g}" for key, value in ends.items()})
-    return lines
+def _temperatures(trained: Run) -> Iterator[dict[str, object]]:
+    by_head, by_position = (learned(trained, f"temperature_{name}") for name in ("mean", "by_position"))
+    if by_head is None:
+        yield {"note": "temperatures not stored"}
+        return
+    for layer, (heads_, positions) in enumerate(zip(by_head, by_position, strict=True), start=1):
+        for head, value in enumerate(heads_, start=1):
+            yield {"layer": layer, "head": head, "temperature": f"{value:.6g}"}
+        values = {"temperature": math.fsum(heads_) / len(heads_), "lowest": positions.min()}
+        values |= {"highest": positions.max(), "share_below_0": np.mean(positions < 0)}
+        yield {"layer": layer, "head": "mean"} | {key: f"{value:.6g}" for key, value in values.items()}
 
 
 # Entropy-Guided Attention ------------------------------------------------------------------------------------------
@@ -338,8 +342,8 @@ def parts(results: Results) -> pd.DataFrame:
         lines.append(
             {
                 "added to SM+ScFuFFN": name,
-                "perplexity": "–" if own is None else f"{own.mean:.2f}",
-                "change, %": "–" if found is None or run == "sm-scfuffn" else found.text(1, signed=True),
+                "perplexity": f"{own.mean:.2f}" if own else "–",
+                "change, %": found.text(1, signed=True) if found and run != "sm-scfuffn" else "–",
                 "seeds": statistics.seed_count(results, run),
             }
         )
@@ -364,11 +368,11 @@ def finetuned(results: Results) -> pd.DataFrame:
 def change_of_heads(results: Results) -> pd.DataFrame:
     """Change in the share of overloaded and collapsed heads by temperature and regulariser, paired by seed."""
     lines = []
-    for plain, regularised in REGULARISED_RUNS.items():
+    for plain, regularised in {"sm-scfuffn": REGULARISED, "sm-scfuffni-6": "ereg-smt-scfuffni-6"}.items():
         line = {"without": notation(results, plain), "with": notation(results, regularised)}
-        for name, quarters in {"overloaded, % points": (3,), "collapsed, % points": (0,)}.items():
-            sides = (results.share_of_heads(run, quarters) for run in (regularised, plain))
+        for name, quarter in {"overloaded": 3, "collapsed": 0}.items():
+            sides = (results.share_of_heads(run, (quarter,)) for run in (regularised, plain))
             found = estimate({seed: 100 * value for seed, value in difference(*sides).items()})
-            line[name] = "–" if found is None else found.text(0, signed=True)
+            line[f"{name}, % points"] = found.text(0, signed=True) if found else "–"
         lines.append(line)
     return pd.DataFrame(lines)

@@ -6,7 +6,7 @@ import functools
 import itertools
 import json
 import math
-from collections.abc import Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any
@@ -19,12 +19,12 @@ from matplotlib.axes import Axes
 from matplotlib.cm import ScalarMappable
 from matplotlib.colors import LogNorm
 from matplotlib.figure import Figure
-from matplotlib.lines import Line2D
 from torch import Tensor
 
 from aero.attention_kernels import CORES
 from aero.published import load
 from aero.records import csv_text
+from aero.report.papers.panels import line_legend
 from aero.report.results import Results
 from aero.report.show import MUTED, not_measured, subplots
 from aero.report.statistics import CONFIDENCE, Estimate, estimate
@@ -81,8 +81,7 @@ class Sweep:
 
     @property
     def setting(self) -> Setting:
-        names = [field.name for field in fields(Setting)]
-        return Setting(**{name: self.about["setting"][name] for name in names})
+        return Setting(**{field.name: self.about["setting"][field.name] for field in fields(Setting)})
 
     def sensitivities(self, core: str) -> dict[int, float]:
         """By seed, each with its own l*."""
@@ -195,10 +194,9 @@ def short_name(core: str) -> str:
     return CORES[core].title.replace("Window Softmax", "Window").replace(" Kernel", "")
 
 
-def core_legend(figure: Figure, names: dict[str, str]) -> None:
-    """One legend above all panels, by core."""
-    handles = [Line2D([], [], **line_style(core), label=name) for core, name in names.items()]
-    figure.legend(handles=handles, loc="outside upper left", ncols=len(handles), frameon=False)
+def core_legend(figure: Figure, cores: Iterable[str], names: Mapping[str, str] | None = None) -> None:
+    """One legend above all panels, by core; names: instead of the short ones."""
+    line_legend(figure, {(names or {}).get(core) or short_name(core): line_style(core) for core in cores})
 
 
 def _final_losses(results: Results, cores: Sequence[str]) -> Figure:
@@ -216,7 +214,7 @@ def _final_losses(results: Results, cores: Sequence[str]) -> Figure:
     panel.set_xscale("log")
     panel.set(ylim=(0, None), xlabel="learning rate", ylabel="final loss")
     panel.grid()
-    core_legend(figure, {core: short_name(core) for core in cores})
+    core_legend(figure, cores)
     return figure
 
 
@@ -229,12 +227,11 @@ def line_style(core: str) -> dict[str, str]:
 
 
 def first_seed(results: Results, name: str) -> pd.DataFrame:
-    """traces.csv or gains.csv of the first seed, which the figures show."""
+    """traces.csv or gains.csv of the first seed, which the figures show; empty without a sweep."""
     measured = sweep(results)
-    path = results.root / measured.folder / name if measured else None
-    if path is None or not path.is_file():
-        return pd.DataFrame(columns=["core"])
-    frame = pd.read_csv(path)
+    if measured is None:
+        return pd.DataFrame()
+    frame = pd.read_csv(results.root / measured.folder / name)
     return frame[frame["seed"] == measured.seeds[0]]
 
 
@@ -261,8 +258,8 @@ def figure_11(results: Results) -> Figure:
     return figure
 
 
-def _over_training(results: Results, names: dict[str, str]) -> Figure:
-    """Loss, gradient norm, entropy and ||P||_F of the named cores over training."""
+def _over_training(results: Results, cores: Sequence[str], names: Mapping[str, str] | None = None) -> Figure:
+    """Loss, gradient norm, entropy and ||P||_F of the cores over training."""
     frame, measured = first_seed(results, "traces.csv"), sweep(results)
     if frame.empty:
         return not_measured()
@@ -273,10 +270,10 @@ def _over_training(results: Results, names: dict[str, str]) -> Figure:
         "entropy": "entropy, nats",
         "frobenius": "‖P‖ (Frobenius)",
     }
+    traces = {core: frame[frame["core"] == core] for core in cores}
     for panel, (column, title) in zip(panels, columns.items(), strict=True):
         panel.set_title(title)
-        for core in names:
-            own = frame[frame["core"] == core]
+        for core, own in traces.items():
             panel.plot(own["step"], own[column], linewidth=1.1, **line_style(core))
             if column == "entropy":
                 low, high = own[column] - own["entropy_std"], own[column] + own["entropy_std"]
@@ -284,20 +281,18 @@ def _over_training(results: Results, names: dict[str, str]) -> Figure:
         _limits(panel, column)
         panel.set_xlabel("step")
         panel.grid(axis="y")
-        for core in names:
-            own = frame[frame["core"] == core].dropna(subset=[column])
-            if len(own) and own["step"].iloc[-1] < measured.setting.steps - 1:  # the training diverged
-                last, top = own.iloc[-1], panel.get_ylim()[1]
+        for core, own in traces.items():
+            finite = own.dropna(subset=[column])
+            if len(finite) and finite["step"].iloc[-1] < measured.setting.steps - 1:  # the training diverged
+                last, top = finite.iloc[-1], panel.get_ylim()[1]
                 mark = "^" if last[column] > top else "x"
                 panel.plot(last["step"], min(last[column], top), mark, color=COLOURS[core], clip_on=False)
-    core_legend(figure, names)
+    core_legend(figure, cores, names)
     return figure
 
 
-figure_1_bottom, figure_6 = (
-    functools.partial(_over_training, names={core: short_name(core) for core in cores}) for cores in (MAIN, OTHERS)
-)
-figure_8 = functools.partial(_over_training, names=GAINS)
+figure_1_bottom, figure_6 = (functools.partial(_over_training, cores=cores) for cores in (MAIN, OTHERS))
+figure_8 = functools.partial(_over_training, cores=tuple(GAINS), names=GAINS)
 
 
 def rate_of_figures(results: Results) -> float:
@@ -339,6 +334,5 @@ def figure_9(results: Results) -> Figure:
     for panel, title in zip(panels[0], columns.values(), strict=True):
         panel.set_title(title)
     setp(panels[-1], xlabel="step")
-    handles = [Line2D([], [], color=LAYER_COLOURS[i], label=f"layer {i + 1}") for i in range(LAYERS)]
-    figure.legend(handles=handles, loc="outside upper left", ncols=LAYERS, frameon=False)
+    line_legend(figure, {f"layer {layer + 1}": {"color": LAYER_COLOURS[layer]} for layer in range(LAYERS)})
     return figure

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import re
+import itertools
 from collections.abc import Callable
 from functools import cache, partial
 
@@ -54,13 +54,15 @@ _COLOURS = (INK, "#0072b2", "#009e73", "#d55e00")
 @cache
 def cells(results: Results) -> list[MeasuredCell]:
     """Every cell of Table 1, for reports/tables."""
-    by_key = {(cell.row.name, cell.published.column.key): cell for cell in table(results, printed_table(LANDSCAPE))}
-    found = []
-    for row in printed_table(LANDSCAPE).rows:
-        for cell in row.cells.values():
-            kind = re.sub(r"_\d+$", "", cell.column.key)
-            found.append(by_key[row.name, cell.column.key] if kind == "ppl" else _heads_cell(results, row, cell, kind))
-    return found
+    return [
+        cell if _kind(cell) == "ppl" else _heads_cell(results, cell.row, cell.published, _kind(cell))
+        for cell in table(results, printed_table(LANDSCAPE))
+    ]
+
+
+def _kind(cell: MeasuredCell) -> str:
+    """ppl, low, high or w1, of any training."""
+    return cell.published.column.key.partition("_")[0]
 
 
 def _heads_cell(results: Results, row: Row, cell: Cell, kind: str) -> MeasuredCell:
@@ -98,27 +100,20 @@ def _statistic(kind: str, *of_heads: ArrayLike) -> float:
 
 def table_1(results: Results) -> pd.DataFrame:
     """Table 1, one line a model and margin: perplexity and range of the heads' entropies, published and measured."""
-    measured = {(cell.row.name, cell.published.column.key): cell for cell in cells(results)}
+    found = {(cell.row.name, cell.published.column.training, _kind(cell)): cell for cell in cells(results)}
     lines = []
-    for row in printed_table(LANDSCAPE).rows:
-        for training, margin in TRAININGS.items():
-            of = {
-                re.sub(r"_\d+$", "", key): cell
-                for (name, key), cell in measured.items()
-                if name == row.name and cell.published.column.training == training
+    for row, training in itertools.product(printed_table(LANDSCAPE).rows, TRAININGS):
+        ppl, low, high, w1 = (found.get((row.name, training, kind)) for kind in ("ppl", "low", "high", "w1"))
+        lines.append(
+            {
+                "model": f"{row.name}, {TRAININGS[training]}",
+                "PPL, published": ppl.published.text,
+                "measured": ppl.text or "–",
+                "heads' entropy (nats), published": _range(low.published.text, high.published.text),
+                "measured ": _range(low.text, high.text),
+                "W₁, published / measured": f"{w1.published.text} / {w1.text or '–'}" if w1 else "–",
             }
-            lines.append(
-                {
-                    "model": f"{row.name}, {margin}",
-                    "PPL, published": of["ppl"].published.text,
-                    "measured": of["ppl"].text or "–",
-                    "heads' entropy (nats), published": _range(of["low"].published.text, of["high"].published.text),
-                    "measured ": _range(of["low"].text, of["high"].text),
-                    "W₁, published / measured": f"{of['w1'].published.text} / {of['w1'].text or '–'}"
-                    if "w1" in of
-                    else "–",
-                }
-            )
+        )
     return pd.DataFrame(lines)
 
 
@@ -217,21 +212,14 @@ def figure_3(results: Results) -> Figure:
     return figure
 
 
-def sampling_error(
-    statistic: Callable[..., ArrayLike], *blocks: ArrayLike, resamples: int = 400, seed: int = 0
-) -> NDArray[np.float64] | None:
+def sampling_error(statistic: Callable[..., float], *blocks: NDArray[np.float64]) -> float | None:
     """Bootstrap standard error of `statistic` for the held-out tokens; None for fewer than two blocks.
 
     blocks: one array (K, …) a model, entropies averaged over each of K blocks of held-out sequences. K blocks are drawn
     with replacement, the same of every model; `statistic` takes their means.
     """
-    arrays = [np.asarray(block, dtype=float) for block in blocks]
-    if not arrays or any(len(array) < 2 or len(array) != len(arrays[0]) for array in arrays):
+    count = len(blocks[0])
+    if count < 2 or any(len(array) != count for array in blocks):
         return None
-    draw = np.random.default_rng(seed)
-    count = len(arrays[0])
-    found = [
-        np.asarray(statistic(*(np.add.reduce(array[chosen]) / count for array in arrays)), dtype=float)
-        for chosen in draw.integers(0, count, (resamples, count))
-    ]
-    return np.std(found, axis=0, ddof=1)
+    chosen = np.random.default_rng(0).integers(0, count, (400, count))
+    return np.std([statistic(*(array[draw].sum(0) / count for array in blocks)) for draw in chosen], ddof=1)

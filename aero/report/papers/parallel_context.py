@@ -10,7 +10,7 @@ import functools
 import json
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import Any
 
@@ -94,26 +94,37 @@ class Measured:
         found = [row[what] for row in self.rows.get((task, setting), []) if what in row]
         return np.mean(found, 0) if found else None
 
+    def over_full(self, task: str, what: str) -> np.ndarray | None:
+        """A number of every layer at the largest P over that in full attention; of keys and values, of the same tokens
+        in both."""
+        setting = Setting(max(self.segments(task)))
+        full = (
+            self.layers(task, Setting(1), what) if what == "logit_mean" else self.layers(task, setting, f"{what}_full")
+        )
+        apart = self.layers(task, setting, what)
+        return None if apart is None or full is None else apart / full
 
-@functools.cache
-def _read(root: Path, path: Path, changed: int) -> Measured:
+
+def _read(results: Results, path: Path) -> Measured:
     lines = [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()]
     rows: dict[tuple[str, Setting], list[Row]] = {}
     for row in lines:
         if "task" in row:
-            setting = Setting(**{name: row[name] for name in Setting.__dataclass_fields__})
+            setting = Setting(**{field.name: row[field.name] for field in fields(Setting)})
             rows.setdefault((row["task"], setting), []).append(row)
     about = next(row["run"] for row in reversed(lines) if "run" in row)
-    return Measured(str(path.relative_to(root)), about, rows, about["selection"], tuple(about["sinks"]))
+    return Measured(str(path.relative_to(results.root)), about, rows, about["selection"], tuple(about["sinks"]))
 
 
+@functools.cache
 def models(results: Results) -> dict[str, Measured]:
     """Every measured model by name; fresh files replace committed ones."""
-    found = {}
-    for folder in ("results/parallel_context", "runs/parallel_context"):
-        for path in sorted((results.root / folder).glob("*.jsonl")):
-            found[path.stem] = _read(results.root, path, path.stat().st_mtime_ns)
-    return found
+    paths = (
+        path
+        for folder in ("results/parallel_context", "runs/parallel_context")
+        for path in sorted((results.root / folder).glob("*.jsonl"))
+    )
+    return {name: _read(results, path) for name, path in {path.stem: path for path in paths}.items()}
 
 
 def measured(results: Results) -> Measured | None:
@@ -123,11 +134,9 @@ def measured(results: Results) -> Measured | None:
 
 def by_length(results: Results) -> dict[int, Measured]:
     """The pretrained model by the length of its texts in tokens; the shortest are those of `measured`."""
-    folder = results.root / "results/parallel_context"
-    paths = [path for path in (folder / f"{MODEL}.jsonl", *folder.glob(f"*/{MODEL}.jsonl")) if path.is_file()]
-    found = [_read(results.root, path, path.stat().st_mtime_ns) for path in paths]
-    first = ("bible", Setting(1))
-    return dict(sorted((model.rows[first][0]["tokens"], model) for model in found if first in model.rows))
+    longer = sorted((results.root / "results/parallel_context").glob(f"*/{MODEL}.jsonl"))
+    found, first = [measured(results), *(_read(results, path) for path in longer)], ("bible", Setting(1))
+    return dict(sorted((model.rows[first][0]["tokens"], model) for model in found if model and first in model.rows))
 
 
 def peak_memory(results: Results) -> float:
@@ -161,8 +170,7 @@ def score(model: Measured, task: str, setting: Setting) -> Estimate | None:
 
 def over(values: Sequence[float]) -> Estimate:
     """Mean and t-interval over episodes."""
-    found = estimate(dict(enumerate(values)))
-    return Estimate(found.mean, found.low, found.high, ())
+    return replace(estimate(dict(enumerate(values))), seeds=())
 
 
 def lost(model: Measured, task: str, one: Setting, other: Setting) -> Estimate | None:
@@ -246,24 +254,18 @@ def _of_model(quantity: Callable[..., dict[str, Any]]) -> Callable[..., Measurem
     holds further evidence, a key `what` says what the numbers are."""
 
     @functools.wraps(quantity)
-    def measure(results: Results, **parameters: Any) -> Measurement:
+    def measure(results: Results, tasks: list[str], **parameters: Any) -> Measurement:
         model = measured(results)
-        wanted = parameters.pop("tasks")
         if model is None:
             return Measurement("", SCALE, missing="not measured: make parallel")
-        closed = {task: why for task in wanted if (why := gate(model, task))}
-        found = quantity(model, [task for task in wanted if task not in closed], **parameters)
+        closed = {task: why for task in tasks if (why := gate(model, task))}
+        found = quantity(model, [task for task in tasks if task not in closed], **parameters)
         notes, what = [f"{model.path}, {model.about['model']}", *found.pop("notes", [])], found.pop("what", "")
         effects = {task: effect for task, effect in found.items() if effect is not None}
         notes += [f"{task} left out: {why}" for task, why in closed.items()]
-        return Measurement(
-            what + ", ".join(f"{task} {effect.text(2)}" for task, effect in effects.items()),
-            SCALE,
-            "; ".join(notes),
-            effects=effects,
-            missing="" if effects else "no task that can show it",
-            trained=True,
-        )
+        text = what + ", ".join(f"{task} {effect.text(2)}" for task, effect in effects.items())
+        missing = "" if effects else "no task that can show it"
+        return Measurement(text, SCALE, "; ".join(notes), effects=effects, missing=missing, trained=True)
 
     return measure
 
@@ -326,13 +328,8 @@ def size_in_segments(model: Measured, tasks: list[str], of: str) -> dict[str, An
     """What the largest P makes of a size without a remedy, over that in full attention, minus 1: of the keys of
     segments' first tokens (key_first) or of later ones (key_later), of the same tokens in both; or of the query's
     logits (logit_mean). Over layers but the first, which knows nothing but its tokens."""
-    found: dict[str, Any] = {}
-    for task in tasks:
-        setting = Setting(max(model.segments(task)))
-        whole = (setting, f"{of}_full") if of.startswith("key") else (Setting(1), of)
-        apart, full = model.layers(task, setting, of), model.layers(task, *whole)
-        found[task] = None if apart is None or full is None else over(list(apart[1:] / full[1:] - 1))
-    return found
+    ratios = {task: model.over_full(task, of) for task in tasks}
+    return {task: None if ratio is None else over(list(ratio[1:] - 1)) for task, ratio in ratios.items()}
 
 
 @_of_model

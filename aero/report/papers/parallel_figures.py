@@ -3,20 +3,20 @@
 from __future__ import annotations
 
 import functools
+import itertools
 import textwrap
-from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
 import pandas as pd
-from matplotlib.axes import Axes
+from matplotlib.artist import setp
 from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 from matplotlib.ticker import MaxNLocator
 
 from aero.published import Table, load
 from aero.records import csv_text
-from aero.report.papers.panels import heads
+from aero.report.papers.panels import heads, line_legend
 from aero.report.papers.parallel_context import (
     CHANCE,
     COST,
@@ -53,15 +53,13 @@ def files(results: Results) -> dict[Path, str]:
 
 def _csv(model: Measured | None, printed: Table) -> str:
     lines = []
-    for row in printed.rows:
-        for kind, cell in row.cells.items():
-            for task in [task for task in model.tasks if KINDS[task] == kind] if model else [None]:
-                setting = _setting_of(model, printed, row.name, task) if task else None
-                found = score(model, task, setting) if task else None
-                value, scale = (f"{found.mean:.6g}", SCALE) if found else ("", "")
-                note = _note(model, task, setting) if found else "not measured yet"
-                named = row.name, cell.column.label, cell.text, value, cell.column.unit, scale
-                lines.append(csv_line(*named, found, note))
+    for row, task in itertools.product(printed.rows, model.tasks if model else ()):
+        if cell := row.cells.get(KINDS[task]):
+            setting = _setting_of(model, printed, row.name, task)
+            found = score(model, task, setting)
+            value, scale = (f"{found.mean:.6g}", SCALE) if found else ("", "")
+            note = _note(model, task, setting) if found else "not measured yet"
+            lines.append(csv_line(row.name, cell.column.label, cell.text, value, cell.column.unit, scale, found, note))
     return csv_text(COLUMNS, lines)
 
 
@@ -170,23 +168,25 @@ def _panels(results: Results, entropy: bool) -> Figure:
     figure, panels = subplots(1, len(model.tasks), height=2.6, squeeze=False)
     for axes, task in zip(panels[0], model.tasks, strict=True):
         for method, colour in COLOURS.items():
-            points = []
+            points = {}
             for p in model.segments(task):
                 setting = model.setting(task, p, method)
                 if found := score(model, task, setting):
-                    entropies = list(model.values(task, setting, "entropies").values())
-                    points.append((p, over(entropies) if entropy else found))
-            if not points:
-                continue
-            means = [one.mean for _, one in points]
-            # Wilson's ends of 0 and 100 % are those up to rounding.
-            bars = [[max(0.0, one.mean - one.low) if one.has_interval else 0.0 for _, one in points]]
-            bars.append([max(0.0, one.high - one.mean) if one.has_interval else 0.0 for _, one in points])
-            style = {"color": colour, "marker": MARKERS[method], "markersize": 4, "linewidth": 1}
-            axes.errorbar([p for p, _ in points], means, bars, capsize=2, elinewidth=0.7, **style)
+                    points[p] = over([*model.values(task, setting, "entropies").values()]) if entropy else found
+            if points:
+                means = [one.mean for one in points.values()]
+                # Wilson's ends of 0 and 100 % are those up to rounding. Without an interval there is no bar.
+                below = [max(0.0, one.mean - (one.low if one.has_interval else one.mean)) for one in points.values()]
+                above = [max(0.0, (one.high if one.has_interval else one.mean) - one.mean) for one in points.values()]
+                style = {"color": colour, "marker": MARKERS[method], "markersize": 4, "linewidth": 1}
+                axes.errorbar(list(points), means, (below, above), capsize=2, elinewidth=0.7, **style)
         if not entropy and task in CHANCE:
             axes.axhline(CHANCE[task], color=MUTED, linewidth=0.8, linestyle=":")
-        _over_p(axes, model.segments(task))
+        axes.set_xscale("log", base=2)
+        axes.set_xticks(model.segments(task)[::2], model.segments(task)[::2])
+        axes.set_xticks([], minor=True)
+        axes.set_xlabel("segments P")
+        axes.grid(color=GRID)
         axes.set_title(textwrap.fill(TITLES[task], 11))
     panels[0][0].set_ylabel("entropy, nats" if entropy else "perplexity or % right")
     _legend(figure)
@@ -247,20 +247,20 @@ def figure_layers(results: Results) -> Figure:
     for axes, (what, words) in zip(panels.flat, LAYERS.items(), strict=True):
         axes.set_ylabel(words)
         axes.grid(color=GRID)
-        most = {task: Setting(max(model.segments(task))) for task in model.tasks}
         if what.startswith(("key", "value")):
-            lines = {"naive": [_ratio(model, task, setting, what) for task, setting in most.items()]}
+            lines = {COLOURS["naive"]: [model.over_full(task, what) for task in model.tasks]}
         else:
-            lines = {None: [model.layers(task, Setting(1), what) for task in most]}
-            lines["naive"] = [model.layers(task, setting, what) for task, setting in most.items()]
-        for method, found in lines.items():
+            lines = {MUTED: [model.layers(task, Setting(1), what) for task in model.tasks]}
+            lines[COLOURS["naive"]] = [
+                model.layers(task, Setting(max(model.segments(task))), what) for task in model.tasks
+            ]
+        for colour, found in lines.items():
             tasks = np.array([values for values in found if values is not None])
             if tasks.size:
-                depths, colour = range(1, tasks.shape[1] + 1), COLOURS.get(method, MUTED)
+                depths = range(1, tasks.shape[1] + 1)
                 axes.plot(depths, tasks.mean(axis=0), color=colour)
                 axes.fill_between(depths, tasks.min(axis=0), tasks.max(axis=0), color=colour, alpha=0.2, linewidth=0)
-    for axes in panels[1]:
-        axes.set_xlabel("layer")
+    setp(panels[1], xlabel="layer")
     handles = [Line2D([], [], color=MUTED, label="full attention")]
     handles.append(Line2D([], [], color=COLOURS["naive"], label="largest P"))
     gpt2 = heads(results.at("desk"), "sm-ln-g")
@@ -269,11 +269,6 @@ def figure_layers(results: Results) -> Figure:
         handles += panels[0, 0].plot(depths, gpt2.mean(axis=1), color=INK, linewidth=1.5, label="GPT-2 (SM+LN+G)")
     figure.legend(handles=handles, loc="outside lower center", ncols=3, frameon=False)
     return figure
-
-
-def _ratio(model: Measured, task: str, setting: Setting, what: str):
-    apart, whole = (model.layers(task, setting, name) for name in (what, f"{what}_full"))
-    return None if apart is None or whole is None else apart / whole
 
 
 def figure_selection(results: Results) -> Figure:
@@ -290,9 +285,9 @@ def figure_selection(results: Results) -> Figure:
         axes.set(title=TITLES[task], xlabel="segments kept", xscale="log")
         axes.grid(color=GRID)
     panels[0][0].set_ylabel("perplexity or % right")
-    handles = [Line2D([], [], color=COLOURS["select"], marker="^", label="fixed K")]
-    handles.append(Line2D([], [], color=COLOURS["both"], marker="D", label="share of the scores"))
-    figure.legend(handles=handles, loc="outside lower center", ncols=2, frameon=False)
+    styles = {"fixed K": {"color": COLOURS["select"], "marker": "^"}}
+    styles["share of the scores"] = {"color": COLOURS["both"], "marker": "D"}
+    line_legend(figure, styles, "lower center")
     return figure
 
 
@@ -308,17 +303,9 @@ def _kept(model: Measured, task: str) -> list[tuple[float, Estimate, bool]]:
     return found
 
 
-def _over_p(axes: Axes, ps: Sequence[int]) -> None:
-    axes.set_xscale("log", base=2)
-    axes.set_xticks(list(ps)[::2], [str(p) for p in list(ps)[::2]])
-    axes.set_xticks([], minor=True)
-    axes.set_xlabel("segments P")
-    axes.grid(color=GRID)
-
-
 def _legend(figure: Figure) -> None:
-    handles = [
-        Line2D([], [], color=COLOURS[method], marker=MARKERS[method], markersize=4, label=words)
+    styles = {
+        words: {"color": COLOURS[method], "marker": MARKERS[method], "markersize": 4}
         for method, words in METHODS.items()
-    ]
-    figure.legend(handles=handles, loc="outside lower center", ncols=len(METHODS), frameon=False)
+    }
+    line_legend(figure, styles, "lower center")

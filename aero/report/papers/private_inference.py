@@ -118,26 +118,19 @@ def _stacked(
 
 def published_minutes(results: Results) -> Figure:
     """Published minutes of all rows of Tables 4-7 over the least time that the published bytes need."""
-    points = []
-    for number in COST_TABLES:
-        table = load("aero").tables[number]
-        for row in table.rows:
-            bound, printed = published_bound(table, row.name), row.cells["latency"].value
-            points.append((number, bound.overlapped, printed))
     figure, axes = show.subplots(height=2.5, layout=None)
     ends = [3.0, 130.0]
     axes.plot(ends, ends, color=show.INK, linewidth=1)
     axes.fill_between(ends, [1, 1], ends, color=show.GRID, alpha=0.6, linewidth=0)
     for number, marker in zip(COST_TABLES, "osD^", strict=True):
-        own = [point for point in points if point[0] == number]
-        colours = [IMPOSSIBLE if printed < least else POSSIBLE for _, least, printed in own]
-        axes.scatter([p[1] for p in own], [p[2] for p in own], c=colours, marker=marker, s=28, zorder=3,
+        table = load("aero").tables[number]
+        least = [published_bound(table, row.name).overlapped for row in table.rows]
+        printed = [row.cells["latency"].value for row in table.rows]
+        colours = [IMPOSSIBLE if one < bound else POSSIBLE for bound, one in zip(least, printed, strict=True)]
+        axes.scatter(least, printed, c=colours, marker=marker, s=28, zorder=3,
                      edgecolors=show.PAPER, linewidths=0.5, label=f"Table {number}")  # fmt: skip
     axes.set(xscale="log", yscale="log", xlim=ends, ylim=(3, 60))
-    for axis in (axes.xaxis, axes.yaxis):
-        ticks = [tick for tick in (3, 5, 10, 20, 50, 100) if tick <= axis.get_view_interval()[1]]
-        axis.set_ticks(ticks, [f"{tick}" for tick in ticks])
-        axis.set_ticks([], minor=True)
+    _ticks(axes, (3, 5, 10, 20, 50, 100))
     axes.set_xlabel("least minutes for the published GB at 100 Mbit/s")
     axes.set_ylabel("published minutes")
     axes.text(40, 4, "impossible on the\npublished network", ha="center", color=show.INK)
@@ -148,13 +141,6 @@ def published_minutes(results: Results) -> Figure:
 
 
 SAVINGS_ROWS = ("SM+LN+R", "SM+ScFFN", "SM+ScFuFFN", "SM+ScFuFFNi_6", "EReg(SM(t)+ScFuFFNi_6)")
-SAVINGS = {
-    "paper": ("D", show.PUBLISHED),
-    "reproduced": ("v", show.AS_PUBLISHED),
-    "stock SPU": ("o", show.AS_WRITTEN),
-    "stock SPU, cheap GELU in the baseline": ("^", "#cc79a7"),
-    "optimised": ("s", show.TUNED),
-}
 
 
 def savings_by_program(results: Results) -> Figure:
@@ -164,14 +150,14 @@ def savings_by_program(results: Results) -> Figure:
     figure, axes = show.subplots(height=2.6, layout=None)
     for place, name in enumerate(SAVINGS_ROWS):
         found, fit = audit(results, table, name, "bytes"), fitted.get(("4", name))
-        values = (
-            table.value(name, "savings_communication"),
-            base.gigabytes / fit.gigabytes if base and fit else None,
-            found.as_written,
-            found.one_gelu,
-            saving(results, table, name, OPTIMISED, "bytes"),
-        )
-        for value, (label, (marker, colour)) in zip(values, SAVINGS.items(), strict=True):
+        reproduced = base.gigabytes / fit.gigabytes if base and fit else None
+        for label, value, marker, colour in (
+            ("paper", table.value(name, "savings_communication"), "D", show.PUBLISHED),
+            ("reproduced", reproduced, "v", show.AS_PUBLISHED),
+            ("stock SPU", found.as_written, "o", show.AS_WRITTEN),
+            ("stock SPU, cheap GELU in the baseline", found.one_gelu, "^", "#cc79a7"),
+            ("optimised", found.tuned, "s", show.TUNED),
+        ):
             if value is not None:
                 axes.plot([value], [place], marker, color=colour, markersize=6.5, markeredgecolor=show.INK,
                           markeredgewidth=0.4, label=label if place == 0 else None)  # fmt: skip
@@ -263,9 +249,6 @@ def pareto(results: Results) -> Figure:
     return draw_pareto(with_front(usual), "", results.scale)
 
 
-TICKS = [digit * 10.0**power for power in range(-1, 4) for digit in (1, 1.5, 2, 3, 4, 5, 6, 8)]
-
-
 def draw_pareto(found: Sequence[Point], title: str, scale: str) -> Figure:
     """Perplexity against GB, both in logarithms; the front is a line through larger, named points."""
     if not found:
@@ -282,13 +265,18 @@ def draw_pareto(found: Sequence[Point], title: str, scale: str) -> Figure:
     axes.set_ylabel(f"evaluation perplexity, scale {scale}")
     axes.grid()
     axes.margins(x=0.12, y=0.08)
-    for axis in (axes.xaxis, axes.yaxis):
-        low, high = axis.get_view_interval()
-        ticks = [tick for tick in TICKS if low <= tick <= high]
-        axis.set_ticks(ticks, [f"{tick:g}" for tick in ticks])
-        axis.set_ticks([], minor=True)
+    _ticks(axes, [digit * 10.0**power for power in range(-1, 4) for digit in (1, 1.5, 2, 3, 4, 5, 6, 8)])
     _label(axes, [*front, *rest])
     return figure
+
+
+def _ticks(axes: Axes, values: Sequence[float]) -> None:
+    """Those of the values that lie on the axes, as their only ticks."""
+    for axis in (axes.xaxis, axes.yaxis):
+        low, high = axis.get_view_interval()
+        ticks = [value for value in values if low <= value <= high]
+        axis.set_ticks(ticks, [f"{tick:g}" for tick in ticks])
+        axis.set_ticks([], minor=True)
 
 
 def _label(axes: Axes, found: Sequence[Point]) -> None:
@@ -319,12 +307,13 @@ PROTOCOLS = Path("results/two_party/protocols.csv")
 def savings_by_protocol(results: Results, number: str) -> dict[str, dict[str, float | None]]:
     """Savings in bytes over the first row of a table, by row: "paper", and stock SPU under each protocol."""
     table, found = load("aero").tables[number], {}
+    base = _other_protocols(results, number, table.rows[0].name)
     for row in table.rows:
-        found[row.name] = {"paper": row.cells["savings_communication"].value}
-        found[row.name]["Cheetah"] = saving(results, table, row.name, STOCK, "bytes")
-        base = _other_protocols(results, number, table.rows[0].name)
-        for protocol, line in _other_protocols(results, number, row.name).items():
-            found[row.name][protocol] = float(base[protocol]["bytes"]) / float(line["bytes"])
+        cheetah = saving(results, table, row.name, STOCK, "bytes")
+        others = _other_protocols(results, number, row.name).items()
+        found[row.name] = {"paper": row.cells["savings_communication"].value, "Cheetah": cheetah} | {
+            protocol: float(base[protocol]["bytes"]) / float(line["bytes"]) for protocol, line in others
+        }
     return found
 
 

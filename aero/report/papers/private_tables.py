@@ -18,13 +18,13 @@ from aero.report.costs import (
     CHOICES_IN_WORDS,
     COST_TABLES,
     FIGURE_15,
+    FITS,
     GB,
     GENERATION,
     IN_PLACE_OF,
     OPTIMISED,
     PROGRAMS,
     STOCK,
-    Minutes,
     audit,
     fits,
     network,
@@ -35,7 +35,6 @@ from aero.report.costs import (
 )
 from aero.report.results import Results
 from aero.two_party.cost import ledger
-from aero.two_party.cost.network import Network
 from aero.two_party.program.optimizations import AS_PUBLISHED, OPTIMIZATIONS, TUNED, on_its_own, toggled
 
 MISSING = "–"
@@ -163,18 +162,16 @@ def communication(results: Results, number: str) -> pd.DataFrame:
 def figure_15(results: Results) -> pd.DataFrame:
     """GB and WAN minutes of Figure 15's architectures (Pythia-70M, T=256), whose printed values are lost."""
     lines = []
-    for run in (results.parameters.get("runs") or {}).values():
+    for run in results.parameters["runs"].values():
         if FIGURE_15 in run.get("figures", ()):
             name, context, model = run["architecture"], run.get("context", 128), run.get("model", "gpt2")
             costs = {AS_PUBLISHED: results.fitted.get((name, model, context, AS_PUBLISHED))}
             costs |= {program: results.cost(name, program, context, model) for program in PROGRAMS}
-            line = {ROW: name}
-            for program, cost in costs.items():
-                line[f"GB, {PROGRAM_NAMES[program]}"] = gigabytes(cost and cost.bytes)
-            for program in PROGRAMS:
-                minutes = wan_minutes(results, costs[program])
-                line[f"min, {PROGRAM_NAMES[program]}"] = text(minutes and minutes.total, 2)
-            lines.append(line)
+            minutes = {program: wan_minutes(results, costs[program]) for program in PROGRAMS}
+            line = {ROW: name} | {
+                f"GB, {PROGRAM_NAMES[p]}": gigabytes(cost and cost.bytes) for p, cost in costs.items()
+            }
+            lines.append(line | {f"min, {PROGRAM_NAMES[p]}": text(m and m.total, 2) for p, m in minutes.items()})
     return pd.DataFrame(lines)
 
 
@@ -229,30 +226,22 @@ def optimised_over_stock(results: Results) -> pd.DataFrame:
 
 def communication_fit(results: Results) -> pd.DataFrame:
     """The best fits of the published bytes, and the best with one choice changed: largest residual of all rows."""
-    by_rank: dict[int, dict[str, str]] = {}
-    for line in read_csv(results.root / "results/two_party/forensics_fits.csv"):
-        by_rank.setdefault(int(line["rank"]), line)
-    if not by_rank:
-        return pd.DataFrame()
-    best = by_rank[min(by_rank)]
-    chosen = best["configuration"].split("; ")
-    lines = [
-        {
-            "in the best fit": "nothing changed",
-            "instead": "",
-            "largest residual, %": text(float(best["largest_percent"])),
-            "rank": min(by_rank),
-        }
-    ]
+    by_rank = {int(line["rank"]): line for line in reversed(read_csv(results.root / FITS))}
+    lines, best = [], []
     for rank, line in sorted(by_rank.items()):
-        other = line["configuration"].split("; ")
-        differs = [(IN_PLACE_OF.get(new, old), new) for old, new in zip(chosen, other, strict=True) if old != new]
-        if len(differs) == 1 or 1 < rank < 5:
-            sides = zip(*differs, strict=True)
+        chosen = line["configuration"].split("; ")
+        best = best or chosen
+        differs = [(IN_PLACE_OF.get(new, old), new) for old, new in zip(best, chosen, strict=True) if old != new]
+        if len(differs) < 2 or rank < 5:
+            sides = zip(*differs, strict=True) if differs else (["nothing changed"], [""])
             fitted, instead = ("; ".join(CHOICES_IN_WORDS.get(one, one) for one in side) for side in sides)
             lines.append(
-                {"in the best fit": fitted, "instead": instead}
-                | {"largest residual, %": text(float(line["largest_percent"])), "rank": rank}
+                {
+                    "in the best fit": fitted,
+                    "instead": instead,
+                    "largest residual, %": text(float(line["largest_percent"])),
+                    "rank": rank,
+                }
             )
     return pd.DataFrame(lines)
 
@@ -272,15 +261,6 @@ def complete_passes(results: Results) -> pd.DataFrame:
     )
 
 
-def _minutes_measured(results: Results, found: Mapping[str, tuple[float, float]]) -> tuple[Minutes, Minutes]:
-    """WAN minutes of a whole pass and of a next token of `next_tokens`; the link is `network`'s model."""
-    wan = network(results, "wan") or Network(math.nan, math.nan)
-    return tuple(
-        Minutes(seconds / 60, bytes_ / wan.bytes_per_second / 60, rounds * wan.rtt_ms / 60e3)
-        for seconds, bytes_, rounds in zip(found["seconds"], found["bytes"], found["rounds"], strict=True)
-    )
-
-
 def minutes_of_a_pass(results: Results, row: str) -> dict[str, float]:
     """WAN minutes of an optimised pass of a row of Table 4, in all and by part; and of a next token and its rounds.
 
@@ -290,9 +270,9 @@ def minutes_of_a_pass(results: Results, row: str) -> dict[str, float]:
     whole, measured = wan_minutes(results, cost), next_tokens(results).get(row)
     if whole is None or measured is None:
         return dict.fromkeys(("total", "computing", "transfer", "rounds", "next", "next_rounds"), math.nan)
-    slow, later = _minutes_measured(results, measured)
-    scaled = later.total - later.computing * (1 - whole.computing / slow.computing)
-    return vars(whole) | {"total": whole.total, "next": scaled, "next_rounds": later.rounds}
+    wan, computing = network(results, "wan"), whole.computing * measured["seconds"][1] / measured["seconds"][0]
+    transfer, rounds = measured["bytes"][1] / wan.bytes_per_second / 60, measured["rounds"][1] * wan.rtt_ms / 60e3
+    return vars(whole) | {"total": whole.total, "next": computing + transfer + rounds, "next_rounds": rounds}
 
 
 def cached_passes(results: Results) -> pd.DataFrame:

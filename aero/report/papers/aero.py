@@ -79,13 +79,8 @@ def table_1(results: Results) -> pd.DataFrame:
 def figure_1(results: Results) -> Figure:
     """GB, WAN minutes and perplexity (over SM+LN+G's) along AERO's steps, published and here."""
     table, fitted = load("aero").tables["4"], fits(results)
-    colours = {
-        "paper": show.PUBLISHED,
-        "reproduced": show.AS_PUBLISHED,
-        "stock SPU": show.AS_WRITTEN,
-        "optimised": show.TUNED,
-    }
-    colours["trained here"] = show.MEASURED
+    colours = {"paper": show.PUBLISHED, "reproduced": show.AS_PUBLISHED, "stock SPU": show.AS_WRITTEN}
+    colours |= {"optimised": show.TUNED, "trained here": show.MEASURED}
     figure, panels = show.subplots(1, 3, height=3.6, sharey=True)
     for place, name in enumerate(FIGURE_1_ROWS):
         row, costs, fit = table.row(name), row_costs(results, table, name), fitted.get(("4", name))
@@ -133,9 +128,7 @@ def figure_3b(results: Results) -> Figure:
     if not ends:
         return show.not_measured()
     # The worst run (SM) would stretch the axis.
-    axes.set_ylim(min(ends) - 0.1, sorted(ends)[-2:][0] + 0.5)
-    axes.set_xlabel("training step")
-    axes.set_ylabel("loss, nats")
+    axes.set(ylim=(min(ends) - 0.1, sorted(ends)[-2:][0] + 0.5), xlabel="training step", ylabel="loss, nats")
     axes.grid(axis="y")
     figure.legend(loc="outside right center", frameon=False)
     return figure
@@ -147,10 +140,9 @@ def perplexity_changes(results: Results) -> Figure:
     measured = "measured, line: 95 % interval over seeds"
     for place, (number, name) in enumerate(CHANGES):
         table = load("aero").tables[number]
-        row = table.row(name)
-        printed = row.cells["ppl"].value / table.rows[0].cells["ppl"].value
+        printed = table.value(name, "ppl") / table.value("SM+LN+G", "ppl")
         axes.plot([printed], [place], "D", color=show.PUBLISHED, label="" if place else "published")
-        compared = change(results, row.run or "", "sm-ln-g")
+        compared = change(results, table.row(name).run or "", "sm-ln-g")
         found = compared.estimate
         if found is None:
             why = "training failed" if compared.failed else "not measured"
@@ -162,13 +154,12 @@ def perplexity_changes(results: Results) -> Figure:
         axes.plot([1 + found.mean / 100], [place], "o", color=show.AS_WRITTEN, markersize=5.5, label=measured)
         measured = ""
     axes.axvline(1, color=show.INK, linewidth=0.8)
-    axes.set_xscale("log")
+    axes.set(xscale="log", xlabel="perplexity over that of SM+LN+G")
     axes.set_xticks([0.5, 0.7, 1, 1.4, 2, 3], ["0.5", "0.7", "1", "1.4", "2", "3"])
     axes.set_xticks([], minor=True)
     axes.set_yticks(range(len(CHANGES)), [name for _, name in CHANGES])
     axes.set_ylim(len(CHANGES) - 0.5, -0.6)
     axes.grid(axis="x")
-    axes.set_xlabel("perplexity over that of SM+LN+G")
     figure.legend(loc="outside upper center", ncols=2, frameon=False)
     return figure
 
@@ -260,8 +251,7 @@ def against_ngrams(results: Results) -> Figure:
             # 4 and 5 tokens give nearly the same line.
             axes.text(perplexity, -1.3 if order % 2 else -0.5, f"{order}-gram ", ha="left", color=show.MUTED)
     axes.set_yticks(range(len(names)), [notation(results, name) for name in names])
-    axes.set_ylim(len(names) - 0.5, -1.9)
-    axes.set_xlabel("evaluation perplexity")
+    axes.set(ylim=(len(names) - 0.5, -1.9), xlabel="evaluation perplexity")
     axes.grid(axis="x")
     return figure
 
@@ -292,8 +282,7 @@ def figure_11(results: Results) -> Figure:
         for values in found:
             panel.plot(layers, values, linestyle="none", marker="o", markersize=2.5, color=show.INK)
         panel.axhline(1, color=show.MUTED, linewidth=0.8, linestyle=":")
-        panel.set_xticks(layers)
-        panel.set_xlabel("layer")
+        panel.set(xticks=layers, xlabel="layer")
         panel.grid(axis="y")
     return figure
 

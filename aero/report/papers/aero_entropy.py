@@ -43,11 +43,11 @@ from aero.report.show import AS_WRITTEN, INK, no_data, not_measured, subplots
 from aero.report.statistics import change, difference, estimate
 from aero.report.tables import perplexities
 
-STABILISED_RUNS = ("sm-wnorm-ffn", "sm-snorm-ffn", "sm-scffn")
-STABILISED = ("weight norm.", "spectral norm.", "scaled FFN")
-PRUNED_RUNS = ("sm-scfuffn", *(f"sm-scfuffni-{pruned}" for pruned in range(1, 8)))
-MARGIN_RUNS = {
-    percent / 100: REGULARISED if percent == 20 else f"ereg-smt-scfuffn-gamma-{percent:02d}"
+STABILISED = {"sm-wnorm-ffn": "weight norm.", "sm-snorm-ffn": "spectral norm.", "sm-scffn": "scaled FFN"}
+WITH_REGULARISED = STABILISED | {REGULARISED: "entropy reg."}
+PRUNED = {"sm-scfuffn": "none pruned"} | {f"sm-scfuffni-{count}": f"{count} pruned" for count in range(1, 8)}
+MARGINS = {
+    REGULARISED if percent == 20 else f"ereg-smt-scfuffn-gamma-{percent:02d}": f"γ = {percent / 100:.2f}"
     for percent in range(0, 31, 5)
 }
 COUNTS = LinearSegmentedColormap.from_list("counts", ["#f3c9b4", "#d55e00", "#5a1c00"])
@@ -93,13 +93,13 @@ def figure_3a(results: Results) -> Figure:
 def figure_6(results: Results) -> Figure:
     """SM: (a) values beyond float16 in each layer over training, none is blank; (b) entropy of every head."""
     figure, (panel, heads_panel) = subplots(1, 2, height=1.9, width_ratios=(2.2, 1))
-    panel.set_title("(a) SM, values beyond float16")
-    panel.set_ylabel("layer")
+    panel.set(title="(a) SM, values beyond float16", ylabel="layer")
     overflow = logged(results, "sm", "overflow")
     counts = overflow.to_numpy().T  # (L, evaluations)
     if counts.size and np.nanmax(counts) > 0:
-        shown = np.ma.masked_less(np.ma.masked_invalid(counts), 1)
-        mesh = panel.pcolormesh(shown, cmap=COUNTS, norm=LogNorm(1, max(np.nanmax(counts), 10)))
+        mesh = panel.pcolormesh(
+            np.where(counts < 1, np.nan, counts), cmap=COUNTS, norm=LogNorm(1, max(np.nanmax(counts), 10))
+        )
         every = max(1, len(overflow) // 3)
         panel.set_xticks(np.arange(0, len(overflow), every) + 0.5, overflow.index[::every])
         panel.set_yticks(np.array(layer_ticks(len(counts))) - 0.5, layer_ticks(len(counts)))
@@ -107,10 +107,9 @@ def figure_6(results: Results) -> Figure:
         figure.colorbar(mesh, ax=panel, label="values beyond float16", pad=0.01)
     else:
         no_data(panel, "none in this training" if counts.size else "not logged")
-    heads_panel.set_title("(b) SM")
+    heads_panel.set(title="(b) SM", xlabel="head")
     norm = causal_norm(results, ["sm"])
     heatmap(heads_panel, heads(results, "sm"), norm)
-    heads_panel.set_xlabel("head")
     figure.colorbar(ScalarMappable(norm, ENTROPY), ax=heads_panel, label="mean entropy, nats", pad=0.02)
     return figure
 
@@ -142,64 +141,39 @@ def figure_10(results: Results) -> Figure:
 
 def figure_17(results: Results) -> Figure:
     """Seven FFNs pruned, six and none: entropy of each layer over training, and of every head after it."""
-    runs, names = ("sm-scfuffni-7", "sm-scfuffni-6", "sm-scfuffn"), ("7 pruned", "6 pruned", "none pruned")
+    runs = {run: PRUNED[run] for run in ("sm-scfuffni-7", "sm-scfuffni-6", "sm-scfuffn")}
     figure, panels = subplots(2, 3, height=2.7, sharey="row")
     norm = causal_norm(results, runs)
-    for (above, below), run, name in zip(panels.T, runs, names, strict=True):
+    for (above, below), (run, name) in zip(panels.T, runs.items(), strict=True):
         layer_lines(above, results, run, name)
         above.set_xlabel("training step")
         heatmap(below, heads(results, run), norm)
         below.set_xlabel("head")
-    panels[0, 0].set_ylabel("entropy, nats")
-    panels[0, 0].set_ylim(bottom=0)
+    panels[0, 0].set(ylabel="entropy, nats", ylim=(0, None))
     panels[1, 0].set_ylabel("layer")
-    depth_bar(figure, panels[0], logged(results, runs[0], "entropy").shape[1] or 12)
+    depth_bar(figure, panels[0], logged(results, "sm-scfuffni-7", "entropy").shape[1] or 12)
     figure.colorbar(ScalarMappable(norm, ENTROPY), ax=panels[1], label="entropy, nats", pad=0.01)
     return figure
 
 
 def figure_18(results: Results) -> Figure:
-    facts = load("aero").facts["figures"]["18"]["fractions"]
-    printed = [(MARGIN_RUNS[gamma], 1 - value) for gamma, value in facts.items()]
-    names = [f"γ = {gamma:.2f}" for gamma in MARGIN_RUNS]
-    return quarter_bars(results, tuple(MARGIN_RUNS.values()), names, _BOTH, printed)
+    printed = load("aero").facts["figures"]["18"]["fractions"].values()
+    edges = [(run, 1 - value) for run, value in zip(MARGINS, printed, strict=True)]
+    return quarter_bars(results, MARGINS, BELOW_LOG_T, edges)
 
 
-def _lettered(*names: str) -> list[str]:
-    return [f"({letter}) {name}" for letter, name in zip("abcdef", names, strict=False)]
-
-
-_BOTH, _GAMMAS = ("observed", "causal_bound"), [gamma for gamma in MARGIN_RUNS if gamma <= 0.25]
+BELOW_LOG_T = ("observed", "causal_bound")
 figure_5 = partial(heatmaps, runs=("sm-ln-g", "sm-ln-r", "sm-g", "sm-r"), height=1.4)
-figure_7 = partial(heatmaps, runs=STABILISED_RUNS, height=1.7, names=STABILISED)
-figure_9 = partial(quarter_bars, runs=(*STABILISED_RUNS, REGULARISED), names=(*STABILISED, "entropy reg."))
+figure_7 = partial(heatmaps, runs=STABILISED, height=1.7)
+figure_9 = partial(quarter_bars, runs=WITH_REGULARISED)
 figure_12 = partial(over_training, runs=TABLE_2_RUNS)
-figure_13 = partial(
-    over_training,
-    runs=("sm-leakyr", "sm-leakyr-global"),
-    names=_lettered("one slope per layer", "one slope for all layers"),
-    rows=1,
-    height=1.5,
-)
-figure_14 = partial(
-    over_training,
-    runs=(*STABILISED_RUNS, REGULARISED),
-    names=_lettered(*STABILISED, "entropy reg."),
-    rows=1,
-    height=1.25,
-)
-figure_16 = partial(
-    quarter_bars, runs=PRUNED_RUNS, names=("none pruned", *(f"{n} pruned" for n in range(1, 8))), maxima=_BOTH
-)
-figure_19 = partial(
-    over_training, runs=[MARGIN_RUNS[gamma] for gamma in _GAMMAS], names=[f"γ = {gamma:.2f}" for gamma in _GAMMAS]
-)
+LEAKY = {"sm-leakyr": "one slope per layer", "sm-leakyr-global": "one slope for all layers"}
+figure_13 = partial(over_training, runs=LEAKY, rows=1, height=1.5)
+figure_14 = partial(over_training, runs=WITH_REGULARISED, rows=1, height=1.25)
+figure_16 = partial(quarter_bars, runs=PRUNED, maxima=BELOW_LOG_T)
+figure_19 = partial(over_training, runs=dict(list(MARGINS.items())[:-1]))
 guided_figure_2 = partial(heatmaps, runs=TABLE_2_RUNS, height=1.9)
-guided_figure_4 = partial(
-    over_training,
-    runs=("sm-ln-g", "sm", *STABILISED_RUNS, REGULARISED),
-    names=_lettered("SM+LN+G", "SM", *STABILISED, "entropy reg."),
-)
+guided_figure_4 = partial(over_training, runs={"sm-ln-g": "SM+LN+G", "sm": "SM"} | WITH_REGULARISED)
 guided_table_3 = partial(perplexities, address="entropy_guided/table3")
 
 
@@ -239,7 +213,7 @@ def _failure(run: Run) -> str:
 def failures_over_training(results: Results) -> Figure:
     """Entropy of each layer as a fraction of the causal bound, over training, of the runs that fail in AERO."""
     figure, panels = subplots(1, len(FAILURES), height=1.7, sharey=True)
-    norm = Normalize(0, 1)
+    look = {"cmap": ENTROPY, "norm": Normalize(0, 1), "edgecolors": "face"}
     for panel, run in zip(panels, FAILURES, strict=True):
         panel.set_title(notation(results, run))
         entropy = logged(results, run, "entropy")
@@ -247,14 +221,11 @@ def failures_over_training(results: Results) -> Figure:
             no_data(panel, "not measured")
             continue
         values = entropy.to_numpy().T / causal_bound(int(results.first(run).metrics["context"]))
-        edges = np.array([0.0, *entropy.index])
-        layers = np.arange(len(values) + 1) + 0.5
-        mesh = panel.pcolormesh(edges, layers, np.ma.masked_invalid(values), cmap=ENTROPY, norm=norm)
-        mesh.set_edgecolor("face")
+        panel.pcolormesh([0, *entropy.index], np.arange(len(values) + 1) + 0.5, values, **look)
         panel.set_yticks(layer_ticks(len(values)))
         panel.set_xlabel("training step")
     panels[0].set_ylabel("layer")
-    figure.colorbar(ScalarMappable(norm, ENTROPY), ax=panels, label="entropy / causal bound", pad=0.01)
+    figure.colorbar(ScalarMappable(look["norm"], ENTROPY), ax=panels, label="entropy / causal bound", pad=0.01)
     return figure
 
 
@@ -291,8 +262,7 @@ def temperatures(results: Results) -> Figure:
                 no_data(panel, "not measured")
                 continue
             reach = np.nanmax(np.abs(values))
-            mesh = panel.pcolormesh(values, cmap=SIGNED, norm=Normalize(-reach, reach))
-            mesh.set_edgecolor("face")
+            mesh = panel.pcolormesh(values, cmap=SIGNED, norm=Normalize(-reach, reach), edgecolors="face")
             panel.set_yticks(np.array(layer_ticks(len(values))) - 0.5, layer_ticks(len(values)))
             panel.set_xlabel("head" if name == "temperature_mean" else "query position")
             figure.colorbar(mesh, ax=panel, label="mean t", pad=0.01)

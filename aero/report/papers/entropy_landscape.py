@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Callable
-from functools import cache, partial
+from functools import cache
 
 import numpy as np
 import pandas as pd
@@ -12,7 +12,7 @@ from matplotlib.artist import setp
 from matplotlib.cm import ScalarMappable
 from matplotlib.colors import Normalize
 from matplotlib.figure import Figure
-from numpy.typing import ArrayLike, NDArray
+from numpy.typing import NDArray
 
 from aero.landscape import (
     entropy_range,
@@ -67,35 +67,32 @@ def _kind(cell: MeasuredCell) -> str:
 
 def _heads_cell(results: Results, row: Row, cell: Cell, kind: str) -> MeasuredCell:
     """A statistic of the heads' mean entropies: of the lowest or highest head, or the distance from the baseline's."""
-    name, base = row.trained[cell.column.training], row.trained["baseline"]
-    baseline = {run.seed: run for run in results.seeds(base) if run.entropy}
-    compared = {
-        run.seed: (run, baseline[run.seed]) if kind == "w1" else (run,)
-        for run in results.seeds(name)
-        if run.entropy and (kind != "w1" or run.seed in baseline)
-    }
+    runs = {run.seed: (run.entropy,) for run in results.seeds(row.trained[cell.column.training]) if run.entropy}
+    if kind == "w1":
+        baseline = {run.seed: run.entropy for run in results.seeds(row.trained["baseline"]) if run.entropy}
+        runs = {seed: (*own, baseline[seed]) for seed, own in runs.items() if seed in baseline}
     notes = [cell.note] if cell.note else []
-    found = estimate({s: _statistic(kind, *(run.entropy.mean for run in runs)) for s, runs in compared.items()})
+    found = estimate({seed: STATISTICS[kind](*(one.mean for one in of)) for seed, of in runs.items()})
     if found is None:
-        notes.append("entropies not measured" if results.seeds(name) else "not run yet")
+        notes.append("entropies not measured" if results.seeds(row.trained[cell.column.training]) else "not run yet")
         return MeasuredCell(row, cell, "", None, results.scale, "; ".join(notes))
     seed = found.seeds[0]
     if len(found.seeds) == 1:
         notes.append(f"one seed ({seed}), no interval")
     if kind == "w1":
-        layers = wasserstein_1_by_layer(*(run.entropy.mean for run in compared[seed])).mean()
+        layers = wasserstein_1_by_layer(*(one.mean for one in runs[seed])).mean()
         notes.append(f"mean of the layers' own distances {layers:.3f} (seed {seed})")
-    error = sampling_error(partial(_statistic, kind), *(run.entropy.blocks for run in compared[seed]))
+    error = sampling_error(STATISTICS[kind], *(one.blocks for one in runs[seed]))
     notes.append("no sampling error stored" if error is None else f"sampling error {error:.2g} (seed {seed})")
     text = f"{found.mean:.{cell.column.digits}f}"
     return MeasuredCell(row, cell, text, found.mean, results.scale, "; ".join(notes), found)
 
 
-def _statistic(kind: str, *of_heads: ArrayLike) -> float:
-    if kind == "w1":
-        return wasserstein_1(*of_heads)
-    low, high = entropy_range(*of_heads)
-    return low if kind == "low" else high
+STATISTICS: dict[str, Callable[..., float]] = {
+    "low": lambda values: entropy_range(values)[0],
+    "high": lambda values: entropy_range(values)[1],
+    "w1": wasserstein_1,
+}
 
 
 def table_1(results: Results) -> pd.DataFrame:
@@ -126,18 +123,17 @@ def spread(results: Results) -> pd.DataFrame:
     base, lines = heads(results, "sm-ln-g"), []
     for run in (*MARGINS, *OTHERS):
         grid = heads(results, run)
-        if grid is None:
-            continue
-        distance = wasserstein_1(grid, base) if base is not None and grid.shape == base.shape else float("nan")
-        lines.append(
-            {
-                "configuration": notation(results, run),
-                "steepness": f"{steepness(grid).mean():.2f}",
-                "over random head orders": f"{steepness_over_orders(grid).mean():.2f}",
-                "Gini, mean over layers": f"{np.nanmean(gini_by_layer(grid)):.2f}",
-                "W₁ from SM+LN+G": f"{distance:.2f}",
-            }
-        )
+        if grid is not None:
+            distance = "–" if base is None else f"{wasserstein_1(grid, base):.2f}"
+            lines.append(
+                {
+                    "configuration": notation(results, run),
+                    "steepness": f"{steepness(grid).mean():.2f}",
+                    "over random head orders": f"{steepness_over_orders(grid).mean():.2f}",
+                    "Gini, mean over layers": f"{np.nanmean(gini_by_layer(grid)):.2f}",
+                    "W₁ from SM+LN+G": distance,
+                }
+            )
     return pd.DataFrame(lines)
 
 
@@ -154,10 +150,8 @@ def figure_1(results: Results) -> Figure:
         x, y = np.meshgrid(np.arange(1, count + 1), np.arange(1, layers + 1))
         options = {"cmap": ENTROPY, "norm": norm, "linewidth": 0.3, "edgecolor": PAPER}
         panel.plot_surface(x, y, found[run], rstride=1, cstride=1, **options)
-        panel.set_zlim(0, norm.vmax)
         panel.view_init(elev=28, azim=-52)
-        panel.set_xticks(layer_ticks(count))
-        panel.set_yticks(range(2, layers + 1, max(2, layers // 3)))
+        panel.set(zlim=(0, norm.vmax), xticks=layer_ticks(count), yticks=range(2, layers + 1, max(2, layers // 3)))
         panel.tick_params(pad=-3)
         panel.set_xlabel("head", labelpad=-3)
         panel.set_ylabel("layer", labelpad=-3)
@@ -190,21 +184,19 @@ def figure_3(results: Results) -> Figure:
         baseline = heads(results, runs[0])
         for run, name, colour in zip(runs, TRAININGS.values(), _COLOURS, strict=True):
             values = heads(results, run)
-            if values is None:
-                continue
-            measures: list[NDArray[np.float64] | None] = [values.mean(1), gini_by_layer(values), None]
-            if baseline is not None and run != runs[0]:
-                measures[2] = wasserstein_1_by_layer(values, baseline)
-            for panel, measure in zip(row, measures, strict=True):
-                if measure is not None:
+            if values is not None:
+                measures = [values.mean(1), gini_by_layer(values)]
+                if baseline is not None and run != runs[0]:
+                    measures.append(wasserstein_1_by_layer(values, baseline))
+                for panel, measure in zip(row, measures, strict=False):
                     panel.plot(range(1, len(measure) + 1), measure, "o-", color=colour, markersize=2.5, label=name)
         for panel, measure in zip(row, ("mean entropy, nats", "Gini coefficient", "W₁, nats"), strict=True):
             panel.set_title(f"{measure}, {activation}")
-            if not panel.lines:
-                no_data(panel, "not measured")
-            else:
+            if panel.lines:
                 panel.set_ylim(bottom=0)
                 panel.grid(axis="y")
+            else:
+                no_data(panel, "not measured")
     setp(panels[1], xlabel="layer")
     handles, labels = panels[0, 0].get_legend_handles_labels()
     if handles:

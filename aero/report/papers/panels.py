@@ -33,6 +33,8 @@ ENTROPY = LinearSegmentedColormap.from_list(
 DEPTH = LinearSegmentedColormap.from_list("depth", ["#2f6db3", "#7d8a97", "#c9971c"])
 """First layer to last; visible on a light and a dark page."""
 
+Runs = Sequence[str] | Mapping[str, str]
+"""Names of runs, or titles by name."""
 QUARTERS = ("0 to ¼ max", "¼ to ½ max", "½ to ¾ max", "¾ max to max")
 QUARTER_COLOURS = ("#213d6b", "#7b7a77", "#c2b370", "#ffe945")
 MAXIMA = {"observed": "observed maximum", "causal_bound": "causal bound ln(T!)/T", "log_T": "log T"}
@@ -43,6 +45,11 @@ def notation(results: Results, run: str) -> str:
     entry = results.parameters["runs"].get(run, {})
     gamma = (entry.get("regularizer") or {}).get("gamma")
     return entry.get("architecture", run) + (f", γ = {gamma:.2f}" if gamma is not None else "")
+
+
+def titles(results: Results, runs: Runs) -> Mapping[str, str]:
+    """Title by run: the given one, or the architecture."""
+    return runs if isinstance(runs, Mapping) else {run: notation(results, run) for run in runs}
 
 
 def heads(results: Results, run: str, kind: str = "mean") -> NDArray[np.float64] | None:
@@ -78,15 +85,8 @@ def heatmap(panel: Axes, values: NDArray[np.float64] | None, norm: Normalize) ->
         no_data(panel, "not measured")
         return None
     layers, count = values.shape
-    mesh = panel.pcolormesh(
-        np.arange(count + 1) + 0.5,
-        np.arange(layers + 1) + 0.5,
-        np.ma.masked_invalid(values),
-        cmap=ENTROPY,
-        norm=norm,
-        edgecolors=PAPER,
-        linewidth=0.4,
-    )
+    look = {"cmap": ENTROPY, "norm": norm, "edgecolors": PAPER, "linewidth": 0.4}
+    mesh = panel.pcolormesh(range(1, count + 1), range(1, layers + 1), values, **look)
     panel.set_xticks(layer_ticks(count))
     panel.set_yticks(layer_ticks(layers))
     panel.tick_params(length=0)
@@ -94,14 +94,13 @@ def heatmap(panel: Axes, values: NDArray[np.float64] | None, norm: Normalize) ->
     return mesh
 
 
-def heatmaps(results: Results, runs: Sequence[str], height: float, names: Sequence[str] | None = None) -> Figure:
+def heatmaps(results: Results, runs: Runs, height: float) -> Figure:
     """Mean entropy of every head of the runs, on one colour scale up to the causal bound."""
     figure, panels = subplots(1, len(runs), height=height, sharey=True)
     norm = causal_norm(results, runs)
-    for panel, run, name in zip(panels, runs, names or [notation(results, run) for run in runs], strict=True):
-        panel.set_title(name)
+    for panel, (run, title) in zip(panels, titles(results, runs).items(), strict=True):
+        panel.set(title=title, xlabel="head")
         heatmap(panel, heads(results, run), norm)
-        panel.set_xlabel("head")
     panels[0].set_ylabel("layer")
     figure.colorbar(ScalarMappable(norm, ENTROPY), ax=panels, label="mean entropy, nats", shrink=0.9, pad=0.01)
     return figure
@@ -112,11 +111,7 @@ PRINTED["path_effects"] = [withStroke(linewidth=4, foreground=PAPER)]
 
 
 def quarter_bars(
-    results: Results,
-    runs: Sequence[str],
-    names: Sequence[str] | None = None,
-    maxima: Sequence[str] = tuple(MAXIMA),
-    printed: Sequence[tuple[str, float]] = (),
+    results: Results, runs: Runs, maxima: Sequence[str] = tuple(MAXIMA), printed: Sequence[tuple[str, float]] = ()
 ) -> Figure:
     """Fraction of heads per quarter of each maximum, mean over seeds; one bar a run, one panel a maximum.
 
@@ -124,7 +119,6 @@ def quarter_bars(
     ends: a line across the bar.
     """
     figure, panels = subplots(1, len(maxima), height=0.88 + 0.17 * len(runs), sharey=True)
-    panels = np.atleast_1d(panels)
     for panel, maximum in zip(panels, maxima, strict=True):
         for place, run in enumerate(runs):
             seeds = list(results.quarters(run, maximum).values())
@@ -139,13 +133,11 @@ def quarter_bars(
                 if fraction >= 0.07 * len(maxima):
                     panel.text(left + fraction / 2, place, f"{fraction:.0%}", ha="center", va="center", color=ink)
         for run, edge in printed if maximum == "observed" else ():
-            panel.plot([edge], [runs.index(run)], **PRINTED)
-        panel.set_title(MAXIMA[maximum])
-        panel.set_xlim(0, 1)
+            panel.plot([edge], [list(runs).index(run)], **PRINTED)
+        panel.set(title=MAXIMA[maximum], xlim=(0, 1), xlabel="fraction of heads")
         panel.set_xticks([0, 0.25, 0.5, 0.75, 1], ["0", "¼", "½", "¾", "1"])
-        panel.set_xlabel("fraction of heads")
         panel.tick_params(axis="y", length=0)
-    panels[0].set_yticks(range(len(runs)), names or [notation(results, run) for run in runs])
+    panels[0].set_yticks(range(len(runs)), titles(results, runs).values())
     panels[0].set_ylim(len(runs) - 0.5, -0.6)
     handles = [
         panels[0].barh(-5, 1, color=colour, label=name) for colour, name in zip(QUARTER_COLOURS, QUARTERS, strict=True)
@@ -189,13 +181,11 @@ def layer_lines(panel: Axes, results: Results, run: str, name: str, quantity: st
     panel.grid(axis="y")
 
 
-def over_training(
-    results: Results, runs: Sequence[str], names: Sequence[str] | None = None, rows: int = 2, height: float = 1.05
-) -> Figure:
+def over_training(results: Results, runs: Runs, rows: int = 2, height: float = 1.05) -> Figure:
     """Entropy of each layer, mean over heads, over training; all panels on one scale. height: of a row, inches."""
     figure, grid = subplots(rows, len(runs) // rows, height=rows * height, squeeze=False, sharey=True)
-    for panel, run, name in zip(grid.flat, runs, names or [notation(results, run) for run in runs], strict=True):
-        layer_lines(panel, results, run, name)
+    for panel, (run, title) in zip(grid.flat, titles(results, runs).items(), strict=True):
+        layer_lines(panel, results, run, title)
     grid[0, 0].set_ylim(bottom=0)
     setp(grid[:, 0], ylabel="entropy, nats")
     setp(grid[-1], xlabel="training step")
@@ -204,8 +194,6 @@ def over_training(
 
 
 def depth_bar(figure: Figure, panels: Any, layers: int) -> None:
-    aspect = 10 * (len(panels) if np.ndim(panels) == 2 else 1)
-    bar = figure.colorbar(
-        ScalarMappable(Normalize(1, layers), DEPTH), ax=panels, label="layer", pad=0.01, aspect=aspect
-    )
+    colours = ScalarMappable(Normalize(1, layers), DEPTH)
+    bar = figure.colorbar(colours, ax=panels, label="layer", pad=0.01, aspect=10 * np.atleast_2d(panels).shape[0])
     bar.locator = MaxNLocator(3, integer=True)

@@ -108,9 +108,8 @@ def _stacked(
     axes.set_yticks(places, [f"{name}, {PROGRAM_NAMES[program]}" for name, program, _ in bars])
     axes.tick_params(axis="y", length=0)
     axes.invert_yaxis()
-    axes.set_xlim(0, largest * 1.08)
     axes.grid(axis="x")
-    axes.set_xlabel(label)
+    axes.set(xlim=(0, largest * 1.08), xlabel=label)
     axes.legend(ncols=len(kinds) + bool(printed), loc="lower left", bbox_to_anchor=(-0.35, 1), frameon=False,
                 handlelength=1, columnspacing=1)  # fmt: skip
     return figure
@@ -131,8 +130,7 @@ def published_minutes(results: Results) -> Figure:
                      edgecolors=show.PAPER, linewidths=0.5, label=f"Table {number}")  # fmt: skip
     axes.set(xscale="log", yscale="log", xlim=ends, ylim=(3, 60))
     _ticks(axes, (3, 5, 10, 20, 50, 100))
-    axes.set_xlabel("least minutes for the published GB at 100 Mbit/s")
-    axes.set_ylabel("published minutes")
+    axes.set(xlabel="least minutes for the published GB at 100 Mbit/s", ylabel="published minutes")
     axes.text(40, 4, "impossible on the\npublished network", ha="center", color=show.INK)
     legend = axes.legend(frameon=False, loc="upper left")
     for handle in legend.legend_handles:
@@ -164,10 +162,9 @@ def savings_by_program(results: Results) -> Figure:
     axes.axvline(1, color=show.INK, linewidth=0.8)
     axes.set_yticks(range(len(SAVINGS_ROWS)), SAVINGS_ROWS)
     axes.tick_params(axis="y", length=0)
-    axes.set_ylim(len(SAVINGS_ROWS) - 0.5, -0.5)
-    axes.set_xlim(left=0)
-    axes.grid()
+    axes.set(ylim=(len(SAVINGS_ROWS) - 0.5, -0.5), xlim=(0, None))
     axes.set_xlabel("times fewer bytes than SM+LN+G in the same program")
+    axes.grid()
     axes.legend(ncols=5, loc="lower left", bbox_to_anchor=(-0.27, 1), frameon=False, columnspacing=0.8,
                 handletextpad=0.2)  # fmt: skip
     return figure
@@ -183,10 +180,8 @@ def fit_residuals(results: Results) -> Figure:
                   markeredgewidth=0)  # fmt: skip
     axes.axvline(0, color=show.INK, linewidth=0.8)
     axes.set_yticks(range(4), [f"Table {number}" for number in COST_TABLES])
-    axes.set_ylim(3.5, -0.5)
-    axes.set_xlim(-2, 2)
+    axes.set(ylim=(3.5, -0.5), xlim=(-2, 2), xlabel="reproduced minus published GB, %")
     axes.grid(axis="x")
-    axes.set_xlabel("reproduced minus published GB, %")
     return figure
 
 

@@ -346,10 +346,10 @@ def best_k(model: Measured, tasks: list[str]) -> dict[str, Any]:
         p = max(model.segments(task))
         fixed = sorted({s.top_k for name, s in model.rows if name == task and s.top_k})
         scores = {k: score(model, task, model.setting(task, p, "select", top_k=k)) for k in fixed}
-        means = {k: -loss_of(task, found.mean) for k, found in scores.items() if found}
+        means = {k: found.mean for k, found in scores.items() if found}
         if means:
-            best[task] = max(means, key=lambda k: (means[k], -k))
-            shown.append(f"{task}: " + ", ".join(f"K={k} {scores[k].mean:.1f}" for k in means))
+            best[task] = min(means, key=lambda k: (loss_of(task, means[k]), k))
+            shown.append(f"{task}: " + ", ".join(f"K={k} {mean:.1f}" for k, mean in means.items()))
     last = best.get("pairs")
     found = {task: exact(float(k - last)) for task, k in best.items() if last and task != "pairs"}
     return found | {"notes": shown, "what": "best K minus that of pairs: "}

@@ -5,13 +5,14 @@ from __future__ import annotations
 import functools
 import itertools
 import textwrap
+from dataclasses import replace
 from pathlib import Path
+from statistics import fmean
 
 import numpy as np
 import pandas as pd
 from matplotlib.artist import setp
 from matplotlib.figure import Figure
-from matplotlib.lines import Line2D
 from matplotlib.ticker import MaxNLocator
 
 from aero.published import Table, load
@@ -57,16 +58,14 @@ def _csv(model: Measured | None, printed: Table) -> str:
         if cell := row.cells.get(KINDS[task]):
             setting = _setting_of(model, printed, row.name, task)
             found = score(model, task, setting)
-            value, scale = (f"{found.mean:.6g}", SCALE) if found else ("", "")
-            note = _note(model, task, setting) if found else "not measured yet"
+            value, scale, note = "", "", "not measured yet"
+            if found:
+                own = f"{MODEL}, {TITLES[task]}, P={setting.segments}"
+                note = f"{NOT_COMPARABLE}: published for another model and other data; {own}: interval over "
+                note += f"{len(model.values(task, setting))} episodes"
+                value, scale = f"{found.mean:.6g}", SCALE
             lines.append(csv_line(row.name, cell.column.label, cell.text, value, cell.column.unit, scale, found, note))
     return csv_text(COLUMNS, lines)
-
-
-def _note(model: Measured, task: str, setting: Setting) -> str:
-    episodes = len(model.values(task, setting))
-    own = f"{MODEL}, {TITLES[task]}, P={setting.segments}: interval over {episodes} episodes"
-    return f"{NOT_COMPARABLE}: published for another model and other data; {own}"
 
 
 def _setting_of(model: Measured, printed: Table, row: str, task: str) -> Setting:
@@ -122,17 +121,14 @@ def _by_encoding(model: Measured, task: str) -> dict[str, str]:
 def table_lengths(results: Results) -> pd.DataFrame:
     """Scores by length of the context: full attention, the largest P with and without a remedy; and r over P."""
     rows = []
-    for task in ("bible", "docs", "words", "pairs"):
-        for model in by_length(results).values():
-            if (task, Setting(1)) not in model.rows:
-                continue
-            tokens = model.rows[task, Setting(1)][0]["tokens"]
+    for task, model in itertools.product(("bible", "docs", "words", "pairs"), by_length(results).values()):
+        if full := model.rows.get((task, Setting(1))):
             settings = {"full attention": Setting(1)}
             for name in ("naive", "sink", "select"):
                 settings[METHODS[name]] = model.setting(task, max(model.segments(task)), name)
             cells = {words: _cell(task, score(model, task, setting)) for words, setting in settings.items()}
             found = correlation_text(correlation(model, task))
-            rows.append({"task, tokens": f"{TITLES[task]}, {tokens:,}"} | cells | {"r": found})
+            rows.append({"task, tokens": f"{TITLES[task]}, {full[0]['tokens']:,}"} | cells | {"r": found})
     return pd.DataFrame(rows)
 
 
@@ -185,9 +181,8 @@ def _panels(results: Results, entropy: bool) -> Figure:
         axes.set_xscale("log", base=2)
         axes.set_xticks(model.segments(task)[::2], model.segments(task)[::2])
         axes.set_xticks([], minor=True)
-        axes.set_xlabel("segments P")
+        axes.set(xlabel="segments P", title=textwrap.fill(TITLES[task], 11))
         axes.grid(color=GRID)
-        axes.set_title(textwrap.fill(TITLES[task], 11))
     panels[0][0].set_ylabel("entropy, nats" if entropy else "perplexity or % right")
     _legend(figure)
     return figure
@@ -212,11 +207,9 @@ def figure_correlation(results: Results) -> Figure:
                 for p, x, y in points[:: max(1, len(points) - 1)]:
                     place = (3, 3) if p > 1 else (-3, -11)  # right of P=1 are the next points
                     axes.annotate(f"P={p}", (x, y), xytext=place, textcoords="offset points")
-        axes.margins(y=0.14)
-        axes.set_xlabel("entropy, nats")
         axes.xaxis.set_major_locator(MaxNLocator(2))
         strength, _, interval = correlation_text(correlation(model, task)).partition(" ")
-        axes.set_title(f"{TITLES[task]}\nr {strength}\n{interval}")
+        axes.set(xlabel="entropy, nats", title=f"{TITLES[task]}\nr {strength}\n{interval}")
         axes.margins(x=0.3, y=0.15)
         axes.grid(color=GRID)
     panels[0][0].set_ylabel("loss, nats or % wrong")
@@ -261,13 +254,13 @@ def figure_layers(results: Results) -> Figure:
                 axes.plot(depths, tasks.mean(axis=0), color=colour)
                 axes.fill_between(depths, tasks.min(axis=0), tasks.max(axis=0), color=colour, alpha=0.2, linewidth=0)
     setp(panels[1], xlabel="layer")
-    handles = [Line2D([], [], color=MUTED, label="full attention")]
-    handles.append(Line2D([], [], color=COLOURS["naive"], label="largest P"))
+    styles = {"full attention": {"color": MUTED}, "largest P": {"color": COLOURS["naive"]}}
     gpt2 = heads(results.at("desk"), "sm-ln-g")
     if gpt2 is not None:
         depths = np.linspace(1, len(model.layers(model.tasks[0], Setting(1), "entropy_by_layer")), len(gpt2))
-        handles += panels[0, 0].plot(depths, gpt2.mean(axis=1), color=INK, linewidth=1.5, label="GPT-2 (SM+LN+G)")
-    figure.legend(handles=handles, loc="outside lower center", ncols=3, frameon=False)
+        styles["GPT-2 (SM+LN+G)"] = {"color": INK, "linewidth": 1.5}
+        panels[0, 0].plot(depths, gpt2.mean(axis=1), **styles["GPT-2 (SM+LN+G)"])
+    line_legend(figure, styles, "lower center")
     return figure
 
 
@@ -293,14 +286,12 @@ def figure_selection(results: Results) -> Figure:
 
 def _kept(model: Measured, task: str) -> list[tuple[float, Estimate, bool]]:
     """Mean number of kept segments, score, and whether it is adaptive, at the largest P with the task's aggregation."""
-    found = []
-    aggregation = model.selection["aggregation"][KINDS[task]]
-    for (name, setting), rows in model.rows.items():
-        wanted = name == task and setting.aggregation == aggregation and not setting.sink
-        if wanted and setting.segments == max(model.segments(task)):
-            kept = sum(row["kept"] for row in rows) / len(rows)
-            found.append((kept, score(model, task, setting), setting.mass is not None))
-    return found
+    usual = model.setting(task, max(model.segments(task)), "select")
+    return [
+        (fmean(row["kept"] for row in rows), score(model, task, setting), setting.mass is not None)
+        for (name, setting), rows in model.rows.items()
+        if name == task and replace(setting, top_k=usual.top_k, mass=None) == usual
+    ]
 
 
 def _legend(figure: Figure) -> None:

@@ -135,21 +135,15 @@ def headline(results: Results) -> pd.DataFrame:
 
 def new_measurements(results: Results) -> pd.DataFrame:
     """What no paper measures: the optimised program at GPT-2's size, by architecture."""
-    table, lines = load("aero").tables["4"], []
+    lines = []
     for name in HEADLINE:
-        costs = row_costs(results, table, name)
-        stock, own = (costs.get(program) for program in (STOCK, OPTIMISED))
-        both = [wan_minutes(results, cost) for cost in (stock, own)]
-        lines.append(
-            {
-                ROW: name,
-                "rounds, stock SPU": text(stock and stock.rounds),
-                "rounds, optimised": text(own and own.rounds),
-                "computing s, stock SPU": text(stock and stock.seconds),
-                "computing s, optimised": text(own and own.seconds),
-                "WAN min, stock SPU / optimised": " / ".join(text(one and one.total, 2) for one in both),
-            }
-        )
+        costs = row_costs(results, load("aero").tables["4"], name)
+        line = {ROW: name}
+        for quantity, attribute in {"rounds": "rounds", "computing s": "seconds"}.items():
+            for program in PROGRAMS:
+                line[f"{quantity}, {PROGRAM_NAMES[program]}"] = text(getattr(costs.get(program), attribute, None))
+        both = (wan_minutes(results, costs.get(program)) for program in PROGRAMS)
+        lines.append(line | {"WAN min, stock SPU / optimised": " / ".join(text(one and one.total, 2) for one in both)})
     return pd.DataFrame(lines)
 
 
@@ -165,13 +159,15 @@ def figure_15(results: Results) -> pd.DataFrame:
     for run in results.parameters["runs"].values():
         if FIGURE_15 in run.get("figures", ()):
             name, context, model = run["architecture"], run.get("context", 128), run.get("model", "gpt2")
-            costs = {AS_PUBLISHED: results.fitted.get((name, model, context, AS_PUBLISHED))}
-            costs |= {program: results.cost(name, program, context, model) for program in PROGRAMS}
-            minutes = {program: wan_minutes(results, costs[program]) for program in PROGRAMS}
-            line = {ROW: name} | {
-                f"GB, {PROGRAM_NAMES[p]}": gigabytes(cost and cost.bytes) for p, cost in costs.items()
-            }
-            lines.append(line | {f"min, {PROGRAM_NAMES[p]}": text(m and m.total, 2) for p, m in minutes.items()})
+            fitted = results.fitted.get((name, model, context, AS_PUBLISHED))
+            costs = {program: results.cost(name, program, context, model) for program in PROGRAMS}
+            line = {ROW: name}
+            for program, cost in {AS_PUBLISHED: fitted, **costs}.items():
+                line[f"GB, {PROGRAM_NAMES[program]}"] = gigabytes(cost and cost.bytes)
+            for program, cost in costs.items():
+                minutes = wan_minutes(results, cost)
+                line[f"min, {PROGRAM_NAMES[program]}"] = text(minutes and minutes.total, 2)
+            lines.append(line)
     return pd.DataFrame(lines)
 
 
@@ -187,18 +183,16 @@ def minutes(results: Results, number: str) -> pd.DataFrame:
     table, lines = load("aero").tables[number], []
     for row in table.rows:
         printed, bound = row.cells["latency"].value, published_bound(table, row.name)
-        costs = row_costs(results, table, row.name)
-        own = {program: wan_minutes(results, costs.get(program)) for program in (STOCK, OPTIMISED)}
-        lines.append(
-            {
-                ROW: row.name,
-                "min, paper": f"{printed:.2f}",
-                "least min for the paper's GB": text(bound.overlapped),
-                "Mbit/s that the paper's min need": text(bound.needed_mbit(printed)),
-                "network min, stock SPU": text(own[STOCK] and own[STOCK].on_network, 2),
-                "network min, optimised": text(own[OPTIMISED] and own[OPTIMISED].on_network, 2),
-            }
-        )
+        line = {
+            ROW: row.name,
+            "min, paper": f"{printed:.2f}",
+            "least min for the paper's GB": text(bound.overlapped),
+            "Mbit/s that the paper's min need": text(bound.needed_mbit(printed)),
+        }
+        for program in PROGRAMS:
+            own = wan_minutes(results, row_costs(results, table, row.name).get(program))
+            line[f"network min, {PROGRAM_NAMES[program]}"] = text(own and own.on_network, 2)
+        lines.append(line)
     return pd.DataFrame(lines)
 
 
@@ -207,20 +201,18 @@ def optimised_over_stock(results: Results) -> pd.DataFrame:
     lines = []
     for number in COST_TABLES:
         table = load("aero").tables[number]
-        ratios: dict[str, list[float]] = {"GB / paper": [], "GB / stock SPU": [], "computing / stock SPU": []}
-        for row in table.rows[2:]:
-            costs = row_costs(results, table, row.name)
-            if row.name.startswith("SOTA") or len(costs) < 2:
-                continue
-            stock, own = costs[STOCK], costs[OPTIMISED]
-            ratios["GB / paper"].append(own.bytes / GB / row.cells["communication"].value)
-            ratios["GB / stock SPU"].append(own.bytes / stock.bytes)
-            if own.seconds and stock.seconds:
-                ratios["computing / stock SPU"].append(own.seconds / stock.seconds)
-        shown = {
-            key: f"{min(values):.2f} to {max(values):.2f}" if values else MISSING for key, values in ratios.items()
+        rows = [row for row in table.rows[2:] if not row.name.startswith("SOTA")]
+        costs = [(row.cells["communication"].value, row_costs(results, table, row.name)) for row in rows]
+        found = [(printed, of[STOCK], of[OPTIMISED]) for printed, of in costs if len(of) == 2]
+        ratios = {
+            "GB / paper": [own.bytes / GB / printed for printed, _, own in found],
+            "GB / stock SPU": [own.bytes / stock.bytes for _, stock, own in found],
+            "computing / stock SPU": [
+                own.seconds / stock.seconds for _, stock, own in found if own.seconds and stock.seconds
+            ],
         }
-        lines.append({"AERO table": number, "context": table.dimensions["context"], **shown})
+        line = {"AERO table": number, "context": table.dimensions["context"]}
+        lines.append(line | {k: f"{min(v):.2f} to {max(v):.2f}" if v else MISSING for k, v in ratios.items()})
     return pd.DataFrame(lines)
 
 

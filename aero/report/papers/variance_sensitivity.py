@@ -154,7 +154,7 @@ def table_1(results: Results) -> pd.DataFrame:
     rows = []
     for core, title in titles().items():
         row: dict[str, Any] = {"re-weighting function": title, "published": printed.get(core)}
-        if measured is not None and core in measured.final:
+        if measured is not None:
             row |= {
                 "measured": measured.estimate_of_means(core).text(),
                 "averaged, then clipped": measured.clipped_after(core),
@@ -170,9 +170,7 @@ def files(results: Results) -> dict[Path, str]:
     measured, printed = sweep(results), load(PAPER).tables["1"]
     cells = {row.name: row.cells["sensitivity"].text for row in printed.rows}
     lines = []
-    for core, title in titles().items():
-        if measured is None or core not in measured.final:
-            continue
+    for core, title in titles().items() if measured else ():
         after = Estimate(measured.clipped_after(core), None, None, measured.seeds)
         ways = {
             "sensitivity": ("losses clipped, averaged over seeds", measured.estimate_of_means(core)),
@@ -205,14 +203,12 @@ def _final_losses(results: Results, cores: Sequence[str]) -> Figure:
     if measured is None:
         return not_measured()
     figure, panel = subplots(height=2.0)
-    cores = [core for core in cores if core in measured.final]
     for core in cores:
         losses, colour = clipped(measured.final[core], measured.initial[core]).numpy(), COLOURS[core]
         panel.fill_between(measured.rates, losses.min(1), losses.max(1), color=colour, alpha=0.15, linewidth=0)
         panel.plot(measured.rates, losses.mean(1), marker="o", markersize=2.5, **line_style(core))
         panel.axhline(measured.initial[core].mean().item(), linewidth=0.8, linestyle=":", color=colour)
-    panel.set_xscale("log")
-    panel.set(ylim=(0, None), xlabel="learning rate", ylabel="final loss")
+    panel.set(xscale="log", ylim=(0, None), xlabel="learning rate", ylabel="final loss")
     panel.grid()
     core_legend(figure, cores)
     return figure
@@ -246,10 +242,8 @@ def figure_11(results: Results) -> Figure:
     for row, (core, own) in zip(panels, frame.groupby("core", sort=False), strict=False):
         steps = list(own.groupby("step"))
         for panel, (step, lines) in zip(row, [steps[0], *steps[-3:]], strict=False):
-            mesh = panel.pcolormesh(
-                np.maximum(lines.filter(like="key_").to_numpy(), 1e-3), cmap="cividis", norm=LogNorm(1e-3, 1)
-            )
-            mesh.set_edgecolor("face")
+            weights = np.maximum(lines.filter(like="key_").to_numpy(), 1e-3)
+            panel.pcolormesh(weights, cmap="cividis", norm=LogNorm(1e-3, 1), edgecolors="face")
             panel.invert_yaxis()
             panel.set(title=f"step {step}", xticks=[], yticks=[])
         row[0].set_ylabel(f"{short_name(core)}\nquery")
@@ -272,15 +266,14 @@ def _over_training(results: Results, cores: Sequence[str], names: Mapping[str, s
     }
     traces = {core: frame[frame["core"] == core] for core in cores}
     for panel, (column, title) in zip(panels, columns.items(), strict=True):
-        panel.set_title(title)
+        panel.set(title=title, xlabel="step")
+        panel.grid(axis="y")
         for core, own in traces.items():
             panel.plot(own["step"], own[column], linewidth=1.1, **line_style(core))
             if column == "entropy":
                 low, high = own[column] - own["entropy_std"], own[column] + own["entropy_std"]
                 panel.fill_between(own["step"], low, high, color=COLOURS[core], alpha=0.15, linewidth=0)
         _limits(panel, column)
-        panel.set_xlabel("step")
-        panel.grid(axis="y")
         for core, own in traces.items():
             finite = own.dropna(subset=[column])
             if len(finite) and finite["step"].iloc[-1] < measured.setting.steps - 1:  # the training diverged
@@ -298,7 +291,7 @@ figure_8 = functools.partial(_over_training, cores=tuple(GAINS), names=GAINS)
 def rate_of_figures(results: Results) -> float:
     """Learning rate of the trainings in the figures over training; NaN without a sweep."""
     found = sweep(results)
-    return math.nan if found is None else shown_rate(found.about)
+    return shown_rate(found.about) if found else math.nan
 
 
 def _limits(panel: Axes, column: str) -> None:

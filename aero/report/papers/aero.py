@@ -81,31 +81,30 @@ def figure_1(results: Results) -> Figure:
     table, fitted = load("aero").tables["4"], fits(results)
     colours = {"paper": show.PUBLISHED, "reproduced": show.AS_PUBLISHED, "stock SPU": show.AS_WRITTEN}
     colours |= {"optimised": show.TUNED, "trained here": show.MEASURED}
+    rows = [table.row(name) for name in FIGURE_1_ROWS]
+    fit = [fitted.get(("4", row.name)) for row in rows]
+    found = [change(results, row.run or "", "sm-ln-g").estimate for row in rows]
+    gigabytes = {"paper": [row.cells["communication"].value for row in rows]}
+    gigabytes["reproduced"] = [one and one.gigabytes for one in fit]
+    minutes = {"paper": [row.cells["latency"].value for row in rows], "reproduced": [None] * len(rows)}
+    for program in PROGRAMS:
+        costs = [row_costs(results, table, row.name).get(program) for row in rows]
+        gigabytes[PROGRAM_NAMES[program]] = [cost and cost.bytes / GB for cost in costs]
+        minutes[PROGRAM_NAMES[program]] = [cost and cost.latency_wan and cost.latency_wan / 60 for cost in costs]
+    ratios = {"paper": [row.cells["ppl"].value / table.value("SM+LN+G", "ppl") for row in rows]}
+    ratios["trained here"] = [one and 1 + one.mean / 100 for one in found]
     figure, panels = show.subplots(1, 3, height=3.6, sharey=True)
-    for place, name in enumerate(FIGURE_1_ROWS):
-        row, costs, fit = table.row(name), row_costs(results, table, name), fitted.get(("4", name))
-        found = change(results, row.run or "", "sm-ln-g").estimate
-        gigabytes = {"paper": row.cells["communication"].value, "reproduced": fit and fit.gigabytes}
-        minutes = {"paper": row.cells["latency"].value, "reproduced": None}
-        for program in PROGRAMS:
-            cost, words = costs.get(program), PROGRAM_NAMES[program]
-            gigabytes[words] = cost and cost.bytes / GB
-            minutes[words] = cost and cost.latency_wan and cost.latency_wan / 60
-        ratio = {"paper": row.cells["ppl"].value / table.rows[0].cells["ppl"].value}
-        ratio["trained here"] = found and 1 + found.mean / 100
-        for panel, bars in zip(panels, (gigabytes, minutes, ratio), strict=True):
-            for number, (label, value) in enumerate(bars.items()):
-                if value is not None:
-                    height = place + (number - (len(bars) - 1) / 2) * 0.9 / len(bars)
-                    panel.barh(height, value, 0.82 / len(bars), color=colours[label])
-                    if label not in ("reproduced", "stock SPU"):  # numbers of neighbours would overlap
-                        shown = f" {value:.2f}" if bars is ratio else f" {value:.2g}"
-                        panel.text(value, height, shown, va="center")
-    for panel, title in zip(panels, ("GB", "minutes, WAN", "perplexity ratio"), strict=True):
+    shown = {"GB": gigabytes, "minutes, WAN": minutes, "perplexity ratio": ratios}
+    for panel, (title, bars) in zip(panels, shown.items(), strict=True):
+        for number, (label, values) in enumerate(bars.items()):
+            heights = np.arange(len(rows)) + (number - (len(bars) - 1) / 2) * 0.9 / len(bars)
+            drawn = panel.barh(heights, np.array(values, float), 0.82 / len(bars), color=colours[label])
+            if label not in ("reproduced", "stock SPU"):  # numbers of neighbours would overlap
+                panel.bar_label(drawn, fmt=" {:.2f}" if bars is ratios else " {:.2g}")
         panel.set_title(title)
         panel.grid(axis="x")
         panel.margins(x=0.14)
-    panels[0].set_yticks(range(len(FIGURE_1_ROWS)), FIGURE_1_ROWS)
+    panels[0].set_yticks(range(len(rows)), FIGURE_1_ROWS)
     panels[0].tick_params(axis="y", length=0)
     panels[0].invert_yaxis()
     handles = [panels[0].barh(0, 0, color=colour, label=name) for name, colour in colours.items()]
@@ -299,10 +298,9 @@ def _flops(results: Results, models: Mapping[str, Sizes]) -> Figure:
             np.array([getattr(c, part) for c in counts]) / CONTEXTS / 1e9 for part in ("ffn", "attention")
         )
         panel.bar(places, ffn, 0.72, color=show.AS_WRITTEN, label="feed-forward network")
-        panel.bar(places, attention, 0.72, bottom=ffn, color=show.PUBLISHED, label="attention")
-        for place, total, one in zip(places, ffn + attention, counts, strict=True):
-            share = panel.text(place, total, f"{100 * one.ffn_share:.0f}", ha="center", va="bottom", rotation=90)
-            share.set_bbox({"facecolor": show.PAPER, "edgecolor": "none", "pad": 0.5})  # over the dotted line
+        drawn = panel.bar(places, attention, 0.72, bottom=ffn, color=show.PUBLISHED, label="attention")
+        box = {"facecolor": show.PAPER, "edgecolor": "none", "pad": 0.5}  # over the dotted line
+        panel.bar_label(drawn, [f"{100 * one.ffn_share:.0f}" for one in counts], rotation=90, bbox=box)
         equal = np.log2(crossover(sizes.width) / CONTEXTS[0])
         if equal < len(CONTEXTS) - 0.5:
             panel.axvline(equal, color=show.INK, linewidth=0.9, linestyle=":")

@@ -14,14 +14,7 @@ from matplotlib.colors import Normalize
 from matplotlib.figure import Figure
 from numpy.typing import NDArray
 
-from aero.landscape import (
-    entropy_range,
-    gini_by_layer,
-    steepness,
-    steepness_over_orders,
-    wasserstein_1,
-    wasserstein_1_by_layer,
-)
+from aero import landscape
 from aero.published import Cell, Row
 from aero.published import table as printed_table
 from aero.report.papers.panels import ENTROPY, causal_norm, heads, heatmap, layer_ticks, notation
@@ -80,7 +73,7 @@ def _heads_cell(results: Results, row: Row, cell: Cell, kind: str) -> MeasuredCe
     if len(found.seeds) == 1:
         notes.append(f"one seed ({seed}), no interval")
     if kind == "w1":
-        layers = wasserstein_1_by_layer(*(one.mean for one in runs[seed])).mean()
+        layers = landscape.wasserstein_1_by_layer(*(one.mean for one in runs[seed])).mean()
         notes.append(f"mean of the layers' own distances {layers:.3f} (seed {seed})")
     error = sampling_error(STATISTICS[kind], *(one.blocks for one in runs[seed]))
     notes.append("no sampling error stored" if error is None else f"sampling error {error:.2g} (seed {seed})")
@@ -89,9 +82,9 @@ def _heads_cell(results: Results, row: Row, cell: Cell, kind: str) -> MeasuredCe
 
 
 STATISTICS: dict[str, Callable[..., float]] = {
-    "low": lambda values: entropy_range(values)[0],
-    "high": lambda values: entropy_range(values)[1],
-    "w1": wasserstein_1,
+    "low": lambda values: landscape.entropy_range(values)[0],
+    "high": lambda values: landscape.entropy_range(values)[1],
+    "w1": landscape.wasserstein_1,
 }
 
 
@@ -124,13 +117,13 @@ def spread(results: Results) -> pd.DataFrame:
     for run in (*MARGINS, *OTHERS):
         grid = heads(results, run)
         if grid is not None:
-            distance = "–" if base is None else f"{wasserstein_1(grid, base):.2f}"
+            distance = "–" if base is None else f"{landscape.wasserstein_1(grid, base):.2f}"
             lines.append(
                 {
                     "configuration": notation(results, run),
-                    "steepness": f"{steepness(grid).mean():.2f}",
-                    "over random head orders": f"{steepness_over_orders(grid).mean():.2f}",
-                    "Gini, mean over layers": f"{np.nanmean(gini_by_layer(grid)):.2f}",
+                    "steepness": f"{landscape.steepness(grid).mean():.2f}",
+                    "over random head orders": f"{landscape.steepness_over_orders(grid).mean():.2f}",
+                    "Gini, mean over layers": f"{np.nanmean(landscape.gini_by_layer(grid)):.2f}",
                     "W₁ from SM+LN+G": distance,
                 }
             )
@@ -164,7 +157,7 @@ def figure_2(results: Results) -> Figure:
     """Gradient magnitude over layers and heads, of the mean (the caption's) and of the median entropy (the text's)."""
     kinds = ("mean", "median")
     found = {(kind, run): heads(results, run, kind) for kind in kinds for run in MARGINS}
-    maps = {key: steepness(values) for key, values in found.items() if values is not None}
+    maps = {key: landscape.steepness(values) for key, values in found.items() if values is not None}
     norm = Normalize(0, max((np.nanmax(values) for values in maps.values()), default=1.0))
     figure, panels = subplots(2, len(MARGINS), height=3.3, sharex=True, sharey=True)
     for row, kind in zip(panels, kinds, strict=True):
@@ -185,9 +178,9 @@ def figure_3(results: Results) -> Figure:
         for run, name, colour in zip(runs, TRAININGS.values(), _COLOURS, strict=True):
             values = heads(results, run)
             if values is not None:
-                measures = [values.mean(1), gini_by_layer(values)]
+                measures = [values.mean(1), landscape.gini_by_layer(values)]
                 if baseline is not None and run != runs[0]:
-                    measures.append(wasserstein_1_by_layer(values, baseline))
+                    measures.append(landscape.wasserstein_1_by_layer(values, baseline))
                 for panel, measure in zip(row, measures, strict=False):
                     panel.plot(range(1, len(measure) + 1), measure, "o-", color=colour, markersize=2.5, label=name)
         for panel, measure in zip(row, ("mean entropy, nats", "Gini coefficient", "W₁, nats"), strict=True):

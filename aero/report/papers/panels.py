@@ -35,8 +35,12 @@ DEPTH = LinearSegmentedColormap.from_list("depth", ["#2f6db3", "#7d8a97", "#c997
 
 Runs = Sequence[str] | Mapping[str, str]
 """Names of runs, or titles by name."""
-QUARTERS = ("0 to ¼ max", "¼ to ½ max", "½ to ¾ max", "¾ max to max")
-QUARTER_COLOURS = ("#213d6b", "#7b7a77", "#c2b370", "#ffe945")
+QUARTERS = {
+    "0 to ¼ max": "#213d6b",
+    "¼ to ½ max": "#7b7a77",
+    "½ to ¾ max": "#c2b370",
+    "¾ max to max": "#ffe945",
+}
 MAXIMA = {"observed": "observed maximum", "causal_bound": "causal bound ln(T!)/T", "log_T": "log T"}
 
 
@@ -120,18 +124,16 @@ def quarter_bars(
     """
     figure, panels = subplots(1, len(maxima), height=0.88 + 0.17 * len(runs), sharey=True)
     for panel, maximum in zip(panels, maxima, strict=True):
-        for place, run in enumerate(runs):
-            seeds = list(results.quarters(run, maximum).values())
-            if not seeds:
-                panel.text(0.02, place, "not measured", va="center", color=MUTED, style="italic")
-                continue
-            fractions = np.mean(seeds, axis=0)
-            for left, fraction, colour, ink in zip(
-                np.cumsum(fractions) - fractions, fractions, QUARTER_COLOURS, "wwkk", strict=True
-            ):
-                panel.barh(place, fraction, 0.72, left=left, color=colour, edgecolor=PAPER, linewidth=0.6)
-                if fraction >= 0.07 * len(maxima):
-                    panel.text(left + fraction / 2, place, f"{fraction:.0%}", ha="center", va="center", color=ink)
+        seeds = [list(results.quarters(run, maximum).values()) for run in runs]
+        shares = np.array([np.mean(found, axis=0) if found else [np.nan] * 4 for found in seeds])  # (runs, 4)
+        for place in np.flatnonzero(np.isnan(shares[:, 0])):
+            panel.text(0.02, place, "not measured", va="center", color=MUTED, style="italic")
+        for quarter, (name, colour) in enumerate(QUARTERS.items()):
+            own, left = shares[:, quarter], shares[:, :quarter].sum(1)
+            look = {"color": colour, "edgecolor": PAPER, "linewidth": 0.6}
+            drawn = panel.barh(range(len(runs)), own, 0.72, left=left, label=name, **look)
+            shown = [f"{share:.0%}" if share >= 0.07 * len(maxima) else "" for share in own]
+            panel.bar_label(drawn, shown, label_type="center", color="w" if quarter < 2 else "k")
         for run, edge in printed if maximum == "observed" else ():
             panel.plot([edge], [list(runs).index(run)], **PRINTED)
         panel.set(title=MAXIMA[maximum], xlim=(0, 1), xlabel="fraction of heads")
@@ -139,9 +141,7 @@ def quarter_bars(
         panel.tick_params(axis="y", length=0)
     panels[0].set_yticks(range(len(runs)), titles(results, runs).values())
     panels[0].set_ylim(len(runs) - 0.5, -0.6)
-    handles = [
-        panels[0].barh(-5, 1, color=colour, label=name) for colour, name in zip(QUARTER_COLOURS, QUARTERS, strict=True)
-    ]
+    handles: list[Any] = list(panels[0].containers)
     if printed:
         handles += panels[0].plot([], [], **PRINTED, label="published")
     figure.legend(handles=handles, loc="outside upper center", ncols=5, frameon=False)

@@ -17,27 +17,9 @@ from matplotlib.ticker import MaxNLocator
 
 from aero.published import Table, load
 from aero.records import csv_text
+from aero.report.papers import parallel_context as parallel
 from aero.report.papers.panels import heads, line_legend
-from aero.report.papers.parallel_context import (
-    CHANCE,
-    COST,
-    KINDS,
-    METHODS,
-    MODEL,
-    PAPER,
-    SCALE,
-    TITLES,
-    Measured,
-    Setting,
-    by_length,
-    correlation,
-    correlation_text,
-    curve,
-    is_text,
-    measured,
-    over,
-    score,
-)
+from aero.report.papers.parallel_context import KINDS, METHODS, TITLES, Measured, Setting
 from aero.report.results import Results
 from aero.report.show import GRID, INK, MUTED, not_measured, subplots
 from aero.report.statistics import Estimate
@@ -48,8 +30,11 @@ from aero.report.tables import COLUMNS, NOT_COMPARABLE, csv_line
 
 def files(results: Results) -> dict[Path, str]:
     """reports/tables/parallel_context_table_main.csv and _ablation.csv: a line a published cell and task."""
-    folder, printed = Path("reports/tables"), load(PAPER).tables
-    return {folder / f"{PAPER}_table_{name}.csv": _csv(measured(results), printed[name]) for name in printed}
+    folder, printed = Path("reports/tables"), load(parallel.PAPER).tables
+    return {
+        folder / f"{parallel.PAPER}_table_{name}.csv": _csv(parallel.measured(results), printed[name])
+        for name in printed
+    }
 
 
 def _csv(model: Measured | None, printed: Table) -> str:
@@ -57,13 +42,13 @@ def _csv(model: Measured | None, printed: Table) -> str:
     for row, task in itertools.product(printed.rows, model.tasks if model else ()):
         if cell := row.cells.get(KINDS[task]):
             setting = _setting_of(model, printed, row.name, task)
-            found = score(model, task, setting)
+            found = parallel.score(model, task, setting)
             value, scale, note = "", "", "not measured yet"
             if found:
-                own = f"{MODEL}, {TITLES[task]}, P={setting.segments}"
+                own = f"{parallel.MODEL}, {TITLES[task]}, P={setting.segments}"
                 note = f"{NOT_COMPARABLE}: published for another model and other data; {own}: interval over "
                 note += f"{len(model.values(task, setting))} episodes"
-                value, scale = f"{found.mean:.6g}", SCALE
+                value, scale = f"{found.mean:.6g}", parallel.SCALE
             lines.append(csv_line(row.name, cell.column.label, cell.text, value, cell.column.unit, scale, found, note))
     return csv_text(COLUMNS, lines)
 
@@ -80,13 +65,13 @@ def _setting_of(model: Measured, printed: Table, row: str, task: str) -> Setting
 def _beside_published(results: Results, number: str) -> pd.DataFrame:
     """A printed table, published / measured: full attention against P segments without a remedy, or selective attention
     by K and aggregation at the largest P of each task."""
-    model, printed, rows = measured(results), load(PAPER).tables[number], []
+    model, printed, rows = parallel.measured(results), load(parallel.PAPER).tables[number], []
     for row in printed.rows:
         line = {"attention": row.name}
         for task in model.tasks if model else ():
-            if KINDS[task] in row.cells:
-                found = score(model, task, _setting_of(model, printed, row.name, task))
-                line[TITLES[task]] = f"{row.cells[KINDS[task]].text} / {_cell(task, found)}"
+            if cell := row.cells.get(KINDS[task]):
+                setting = _setting_of(model, printed, row.name, task)
+                line[TITLES[task]] = f"{cell.text} / {_cell(model, task, setting)}"
         rows.append(line)
     return pd.DataFrame(rows)
 
@@ -94,47 +79,46 @@ def _beside_published(results: Results, number: str) -> pd.DataFrame:
 table_main, table_ablation = (functools.partial(_beside_published, number=number) for number in ("main", "ablation"))
 
 
-def _cell(task: str, found: Estimate | None) -> str:
+def _cell(model: Measured, task: str, setting: Setting) -> str:
     """A score with its interval, a dash where there is none."""
-    return found.text(1 if is_text(task) else 0) if found else "–"
+    found = parallel.score(model, task, setting)
+    return found.text(1 if parallel.is_text(task) else 0) if found else "–"
 
 
 def table_methods(model: Measured | None) -> pd.DataFrame:
     """Performance with every remedy, the oracles and the adaptive K at the largest P of each task."""
-    tasks = model.tasks if model else ()
-    columns = {f"{TITLES[task]}, P = {max(model.segments(task))}": _by_encoding(model, task) for task in tasks}
+    columns = {}
+    for task in model.tasks if model else ():
+        p = max(model.segments(task))
+        settings = {"full attention": model.setting(task, 1)}
+        settings |= {words: model.setting(task, p, method) for method, words in METHODS.items()}
+        settings |= {f"sink: {name}": Setting(p, sink=name) for name in model.sinks[1:]}
+        for mass in sorted({setting.mass for _, setting in model.rows if setting.mass}):
+            chosen = model.setting(task, p, "select", top_k=None, mass=mass)
+            settings[f"selective, {mass:.0%} of the scores"] = chosen
+        settings |= {f"{which} of full attention": Setting(p, oracle=which) for which in ("keys", "values")}
+        cells = {words: _cell(model, task, setting) for words, setting in settings.items()}
+        columns[f"{TITLES[task]}, P = {p}"] = cells
     return pd.DataFrame(columns).rename_axis("encoding").reset_index()
-
-
-def _by_encoding(model: Measured, task: str) -> dict[str, str]:
-    p = max(model.segments(task))
-    settings = {"full attention": model.setting(task, 1)}
-    settings |= {words: model.setting(task, p, method) for method, words in METHODS.items()}
-    settings |= {f"sink: {name}": Setting(p, sink=name) for name in model.sinks[1:]}
-    for mass in sorted({setting.mass for _, setting in model.rows if setting.mass}):
-        chosen = model.setting(task, p, "select", top_k=None, mass=mass)
-        settings[f"selective, {mass:.0%} of the scores"] = chosen
-    settings |= {f"{which} of full attention": Setting(p, oracle=which) for which in ("keys", "values")}
-    return {words: _cell(task, score(model, task, setting)) for words, setting in settings.items()}
 
 
 def table_lengths(results: Results) -> pd.DataFrame:
     """Scores by length of the context: full attention, the largest P with and without a remedy; and r over P."""
     rows = []
-    for task, model in itertools.product(("bible", "docs", "words", "pairs"), by_length(results).values()):
+    for task, model in itertools.product(("bible", "docs", "words", "pairs"), parallel.by_length(results).values()):
         if full := model.rows.get((task, Setting(1))):
             settings = {"full attention": Setting(1)}
             for name in ("naive", "sink", "select"):
                 settings[METHODS[name]] = model.setting(task, max(model.segments(task)), name)
-            cells = {words: _cell(task, score(model, task, setting)) for words, setting in settings.items()}
-            found = correlation_text(correlation(model, task))
+            cells = {words: _cell(model, task, setting) for words, setting in settings.items()}
+            found = parallel.correlation_text(parallel.correlation(model, task))
             rows.append({"task, tokens": f"{TITLES[task]}, {full[0]['tokens']:,}"} | cells | {"r": found})
     return pd.DataFrame(rows)
 
 
 def table_cost(results: Results) -> pd.DataFrame:
     """Time and memory of encoding the context, against full attention at the same length."""
-    rows = results.json(COST).get("rows", ())
+    rows = results.json(parallel.COST).get("rows", ())
     whole = {row["tokens"]: row for row in rows if row["segments"] == 1}
     return pd.DataFrame(
         {
@@ -158,7 +142,7 @@ MARKERS = {"naive": "o", "sink": "s", "select": "^", "both": "D"}
 def _panels(results: Results, entropy: bool) -> Figure:
     """Performance, or mean attention entropy of the query's tokens, against P: one panel a task, one colour a remedy;
     bars: 95 % intervals over episodes."""
-    model = measured(results)
+    model = parallel.measured(results)
     if model is None:
         return not_measured()
     figure, panels = subplots(1, len(model.tasks), height=2.6, squeeze=False)
@@ -167,8 +151,10 @@ def _panels(results: Results, entropy: bool) -> Figure:
             points = {}
             for p in model.segments(task):
                 setting = model.setting(task, p, method)
-                if found := score(model, task, setting):
-                    points[p] = over([*model.values(task, setting, "entropies").values()]) if entropy else found
+                if found := parallel.score(model, task, setting):
+                    points[p] = (
+                        parallel.over([*model.values(task, setting, "entropies").values()]) if entropy else found
+                    )
             if points:
                 means = [one.mean for one in points.values()]
                 # Wilson's ends of 0 and 100 % are those up to rounding. Without an interval there is no bar.
@@ -176,8 +162,8 @@ def _panels(results: Results, entropy: bool) -> Figure:
                 above = [max(0.0, (one.high if one.has_interval else one.mean) - one.mean) for one in points.values()]
                 style = {"color": colour, "marker": MARKERS[method], "markersize": 4, "linewidth": 1}
                 axes.errorbar(list(points), means, (below, above), capsize=2, elinewidth=0.7, **style)
-        if not entropy and task in CHANCE:
-            axes.axhline(CHANCE[task], color=MUTED, linewidth=0.8, linestyle=":")
+        if not entropy and task in parallel.CHANCE:
+            axes.axhline(parallel.CHANCE[task], color=MUTED, linewidth=0.8, linestyle=":")
         axes.set_xscale("log", base=2)
         axes.set_xticks(model.segments(task)[::2], model.segments(task)[::2])
         axes.set_xticks([], minor=True)
@@ -193,13 +179,13 @@ figure_performance, figure_entropy = (functools.partial(_panels, entropy=entropy
 
 def figure_correlation(results: Results) -> Figure:
     """Entropy against loss: every P of every task, all remedies; r of those without a remedy."""
-    model = measured(results)
+    model = parallel.measured(results)
     if model is None:
         return not_measured()
     figure, panels = subplots(1, len(model.tasks), height=2.7, squeeze=False)
     for axes, task in zip(panels[0], model.tasks, strict=True):
         for method, colour in COLOURS.items():
-            points = curve(model, task, method)
+            points = parallel.curve(model, task, method)
             entropies, losses = [x for _, x, _ in points], [y for _, _, y in points]
             axes.scatter(entropies, losses, color=colour, marker=MARKERS[method], s=16, linewidth=0)
             if method == "naive":
@@ -208,7 +194,7 @@ def figure_correlation(results: Results) -> Figure:
                     place = (3, 3) if p > 1 else (-3, -11)  # right of P=1 are the next points
                     axes.annotate(f"P={p}", (x, y), xytext=place, textcoords="offset points")
         axes.xaxis.set_major_locator(MaxNLocator(2))
-        strength, _, interval = correlation_text(correlation(model, task)).partition(" ")
+        strength, _, interval = parallel.correlation_text(parallel.correlation(model, task)).partition(" ")
         axes.set(xlabel="entropy, nats", title=f"{TITLES[task]}\nr {strength}\n{interval}")
         axes.margins(x=0.3, y=0.15)
         axes.grid(color=GRID)
@@ -233,7 +219,7 @@ def figure_layers(results: Results) -> Figure:
 
     Beside the entropies, those of the papers' GPT-2 at scale desk.
     """
-    model = measured(results)
+    model = parallel.measured(results)
     if model is None:
         return not_measured()
     figure, panels = subplots(2, 3, height=4.2, sharex=True)
@@ -266,7 +252,7 @@ def figure_layers(results: Results) -> Figure:
 
 def figure_selection(results: Results) -> Figure:
     """Performance at the largest P by the number of segments kept: a fixed K against the share of scores."""
-    model = measured(results)
+    model = parallel.measured(results)
     tasks = [task for task in model.tasks if len(_kept(model, task)) > 1] if model else []
     if not tasks:
         return not_measured()
@@ -288,7 +274,7 @@ def _kept(model: Measured, task: str) -> list[tuple[float, Estimate, bool]]:
     """Mean number of kept segments, score, and whether it is adaptive, at the largest P with the task's aggregation."""
     usual = model.setting(task, max(model.segments(task)), "select")
     return [
-        (fmean(row["kept"] for row in rows), score(model, task, setting), setting.mass is not None)
+        (fmean(row["kept"] for row in rows), parallel.score(model, task, setting), setting.mass is not None)
         for (name, setting), rows in model.rows.items()
         if name == task and replace(setting, top_k=usual.top_k, mass=None) == usual
     ]

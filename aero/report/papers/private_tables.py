@@ -14,25 +14,8 @@ import pandas as pd
 
 from aero.published import load
 from aero.records import read_csv
-from aero.report.costs import (
-    CHOICES_IN_WORDS,
-    COST_TABLES,
-    FIGURE_15,
-    FITS,
-    GB,
-    GENERATION,
-    IN_PLACE_OF,
-    OPTIMISED,
-    PROGRAMS,
-    STOCK,
-    audit,
-    fits,
-    network,
-    next_tokens,
-    published_bound,
-    row_costs,
-    wan_minutes,
-)
+from aero.report import costs
+from aero.report.costs import COST_TABLES, GB, OPTIMISED, PROGRAMS, STOCK
 from aero.report.results import Results
 from aero.two_party.cost import ledger
 from aero.two_party.program.optimizations import AS_PUBLISHED, OPTIMIZATIONS, TUNED, on_its_own, toggled
@@ -103,12 +86,12 @@ def gigabytes(bytes_: float | None) -> str:
 
 def _bytes(results: Results, number: str) -> pd.DataFrame:
     """All that is shown of the bytes of a table's rows; savings are over SM+LN+G, the first row."""
-    table, fitted, lines = load("aero").tables[number], fits(results), []
+    table, fitted, lines = load("aero").tables[number], costs.fits(results), []
     base = fitted.get((number, table.rows[0].name))
     for row in table.rows:
-        costs, fit = row_costs(results, table, row.name), fitted.get((number, row.name))
-        stock, own = costs.get(STOCK), costs.get(OPTIMISED)
-        found, printed = audit(results, table, row.name, "bytes"), row.cells.get("savings_communication")
+        by_program, fit = costs.row_costs(results, table, row.name), fitted.get((number, row.name))
+        stock, own = by_program.get(STOCK), by_program.get(OPTIMISED)
+        found, printed = costs.audit(results, table, row.name, "bytes"), row.cells.get("savings_communication")
         lines.append(
             {
                 ROW: row.name,
@@ -137,12 +120,12 @@ def new_measurements(results: Results) -> pd.DataFrame:
     """What no paper measures: the optimised program at GPT-2's size, by architecture."""
     lines = []
     for name in HEADLINE:
-        costs = row_costs(results, load("aero").tables["4"], name)
+        by_program = costs.row_costs(results, load("aero").tables["4"], name)
         line = {ROW: name}
         for quantity, attribute in {"rounds": "rounds", "computing s": "seconds"}.items():
             for program in PROGRAMS:
-                line[f"{quantity}, {PROGRAM_NAMES[program]}"] = text(getattr(costs.get(program), attribute, None))
-        both = (wan_minutes(results, costs.get(program)) for program in PROGRAMS)
+                line[f"{quantity}, {PROGRAM_NAMES[program]}"] = text(getattr(by_program.get(program), attribute, None))
+        both = (costs.wan_minutes(results, by_program.get(program)) for program in PROGRAMS)
         lines.append(line | {"WAN min, stock SPU / optimised": " / ".join(text(one and one.total, 2) for one in both)})
     return pd.DataFrame(lines)
 
@@ -157,15 +140,15 @@ def figure_15(results: Results) -> pd.DataFrame:
     """GB and WAN minutes of Figure 15's architectures (Pythia-70M, T=256), whose printed values are lost."""
     lines = []
     for run in results.parameters["runs"].values():
-        if FIGURE_15 in run.get("figures", ()):
+        if costs.FIGURE_15 in run.get("figures", ()):
             name, context, model = run["architecture"], run.get("context", 128), run.get("model", "gpt2")
             fitted = results.fitted.get((name, model, context, AS_PUBLISHED))
-            costs = {program: results.cost(name, program, context, model) for program in PROGRAMS}
+            by_program = {program: results.cost(name, program, context, model) for program in PROGRAMS}
             line = {ROW: name}
-            for program, cost in {AS_PUBLISHED: fitted, **costs}.items():
+            for program, cost in {AS_PUBLISHED: fitted, **by_program}.items():
                 line[f"GB, {PROGRAM_NAMES[program]}"] = gigabytes(cost and cost.bytes)
-            for program, cost in costs.items():
-                minutes = wan_minutes(results, cost)
+            for program, cost in by_program.items():
+                minutes = costs.wan_minutes(results, cost)
                 line[f"min, {PROGRAM_NAMES[program]}"] = text(minutes and minutes.total, 2)
             lines.append(line)
     return pd.DataFrame(lines)
@@ -182,7 +165,7 @@ def minutes(results: Results, number: str) -> pd.DataFrame:
     """Published minutes beside the least that the published bytes need, and network minutes of both programs."""
     table, lines = load("aero").tables[number], []
     for row in table.rows:
-        printed, bound = row.cells["latency"].value, published_bound(table, row.name)
+        printed, bound = row.cells["latency"].value, costs.published_bound(table, row.name)
         line = {
             ROW: row.name,
             "min, paper": f"{printed:.2f}",
@@ -190,7 +173,7 @@ def minutes(results: Results, number: str) -> pd.DataFrame:
             "Mbit/s that the paper's min need": text(bound.needed_mbit(printed)),
         }
         for program in PROGRAMS:
-            own = wan_minutes(results, row_costs(results, table, row.name).get(program))
+            own = costs.wan_minutes(results, costs.row_costs(results, table, row.name).get(program))
             line[f"network min, {PROGRAM_NAMES[program]}"] = text(own and own.on_network, 2)
         lines.append(line)
     return pd.DataFrame(lines)
@@ -202,8 +185,8 @@ def optimised_over_stock(results: Results) -> pd.DataFrame:
     for number in COST_TABLES:
         table = load("aero").tables[number]
         rows = [row for row in table.rows[2:] if not row.name.startswith("SOTA")]
-        costs = [(row.cells["communication"].value, row_costs(results, table, row.name)) for row in rows]
-        found = [(printed, of[STOCK], of[OPTIMISED]) for printed, of in costs if len(of) == 2]
+        pairs = [(row.cells["communication"].value, costs.row_costs(results, table, row.name)) for row in rows]
+        found = [(printed, of[STOCK], of[OPTIMISED]) for printed, of in pairs if len(of) == 2]
         ratios = {
             "GB / paper": [own.bytes / GB / printed for printed, _, own in found],
             "GB / stock SPU": [own.bytes / stock.bytes for _, stock, own in found],
@@ -218,15 +201,15 @@ def optimised_over_stock(results: Results) -> pd.DataFrame:
 
 def communication_fit(results: Results) -> pd.DataFrame:
     """The best fits of the published bytes, and the best with one choice changed: largest residual of all rows."""
-    by_rank = {int(line["rank"]): line for line in reversed(read_csv(results.root / FITS))}
+    by_rank = {int(line["rank"]): line for line in reversed(read_csv(results.root / costs.FITS))}
     lines, best = [], []
     for rank, line in sorted(by_rank.items()):
         chosen = line["configuration"].split("; ")
         best = best or chosen
-        differs = [(IN_PLACE_OF.get(new, old), new) for old, new in zip(best, chosen, strict=True) if old != new]
+        differs = [(costs.IN_PLACE_OF.get(new, old), new) for old, new in zip(best, chosen, strict=True) if old != new]
         if len(differs) < 2 or rank < 5:
             sides = zip(*differs, strict=True) if differs else (["nothing changed"], [""])
-            fitted, instead = ("; ".join(CHOICES_IN_WORDS.get(one, one) for one in side) for side in sides)
+            fitted, instead = ("; ".join(costs.CHOICES_IN_WORDS.get(one, one) for one in side) for side in sides)
             lines.append(
                 {
                     "in the best fit": fitted,
@@ -258,18 +241,18 @@ def minutes_of_a_pass(results: Results, row: str) -> dict[str, float]:
 
     That was measured beside a whole pass on another machine: its computing is scaled as that of the pass.
     """
-    cost = row_costs(results, load("aero").tables["4"], row).get(OPTIMISED)
-    whole, measured = wan_minutes(results, cost), next_tokens(results).get(row)
+    cost = costs.row_costs(results, load("aero").tables["4"], row).get(OPTIMISED)
+    whole, measured = costs.wan_minutes(results, cost), costs.next_tokens(results).get(row)
     if whole is None or measured is None:
         return dict.fromkeys(("total", "computing", "transfer", "rounds", "next", "next_rounds"), math.nan)
-    wan, computing = network(results, "wan"), whole.computing * measured["seconds"][1] / measured["seconds"][0]
+    wan, computing = costs.network(results, "wan"), whole.computing * measured["seconds"][1] / measured["seconds"][0]
     transfer, rounds = measured["bytes"][1] / wan.bytes_per_second / 60, measured["rounds"][1] * wan.rtt_ms / 60e3
     return vars(whole) | {"total": whole.total, "next": computing + transfer + rounds, "next_rounds": rounds}
 
 
 def cached_passes(results: Results) -> pd.DataFrame:
     """A whole pass beside a next token from one row with cached keys and values."""
-    programs = dict.fromkeys(line["program"] for line in read_csv(results.root / GENERATION))
+    programs = dict.fromkeys(line["program"] for line in read_csv(results.root / costs.GENERATION))
     return pd.DataFrame(
         {
             ROW: row,
@@ -279,7 +262,7 @@ def cached_passes(results: Results) -> pd.DataFrame:
             "rounds, whole / next": _beside(*found["rounds"]),
         }
         for program in programs
-        for row, found in next_tokens(results, program).items()
+        for row, found in costs.next_tokens(results, program).items()
     )
 
 
@@ -291,8 +274,10 @@ def _beside(whole: float, part: float, unit: float = 1.0) -> str:
 
 def verified_passes(results: Results) -> pd.DataFrame:
     """A cached pass over one new token beside passes that verify proposed ones; the link is `network`'s model."""
-    lines = [line for line in read_csv(results.root / GENERATION) if line["cached"] == "1" and line["past"] != "0"]
-    runs, wan = {line["run"] for line in lines if line.get("tokens_per_pass")}, network(results, "wan")
+    lines = [
+        line for line in read_csv(results.root / costs.GENERATION) if line["cached"] == "1" and line["past"] != "0"
+    ]
+    runs, wan = {line["run"] for line in lines if line.get("tokens_per_pass")}, costs.network(results, "wan")
     last = {(line["run"], line["rows"]): line for line in lines if line["run"] in runs and wan}
     found = []
     for (run, rows), line in last.items():

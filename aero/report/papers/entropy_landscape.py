@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Callable
-from functools import cache
 
 import numpy as np
 import pandas as pd
@@ -44,7 +43,6 @@ OTHERS = ("sm-ln-r", "ereg-smt-ln-r", "sm-g", "sm-r", "sm", "sm-scfuffn", "ereg-
 _COLOURS = (INK, "#0072b2", "#009e73", "#d55e00")
 
 
-@cache
 def cells(results: Results) -> list[MeasuredCell]:
     """Every cell of Table 1, for reports/tables."""
     return [

@@ -38,7 +38,6 @@ CHANCE = {"words": 25.0, "people": 100 / 24, "pairs": 0.0}
 """Per cent right of a guess."""
 CEILING = 98.0
 COST = "parallel_context/cost.json"
-"""Time and memory."""
 METHODS = {"naive": "no remedy", "sink": "shared sink", "select": "selective", "both": "sink and selective"}
 Row = dict[str, Any]
 
@@ -119,12 +118,11 @@ def _read(results: Results, path: Path) -> Measured:
 @functools.cache
 def models(results: Results) -> dict[str, Measured]:
     """Every measured model by name; fresh files replace committed ones."""
-    paths = (
-        path
-        for folder in ("results/parallel_context", "runs/parallel_context")
-        for path in sorted((results.root / folder).glob("*.jsonl"))
-    )
-    return {name: _read(results, path) for name, path in {path.stem: path for path in paths}.items()}
+    found = {}
+    for folder in ("results/parallel_context", "runs/parallel_context"):
+        for path in sorted((results.root / folder).glob("*.jsonl")):
+            found[path.stem] = _read(results, path)
+    return found
 
 
 def measured(results: Results) -> Measured | None:
@@ -168,9 +166,10 @@ def score(model: Measured, task: str, setting: Setting) -> Estimate | None:
     return Estimate(100 * mean, *(100 * end for end in wilson(mean, len(values))), ())
 
 
-def over(values: Sequence[float]) -> Estimate:
-    """Mean and t-interval over episodes."""
-    return replace(estimate(dict(enumerate(values))), seeds=())
+def over(values: Sequence[float]) -> Estimate | None:
+    """Mean and t-interval over episodes; None without any."""
+    found = estimate(dict(enumerate(values)))
+    return found and replace(found, seeds=())
 
 
 def lost(model: Measured, task: str, one: Setting, other: Setting) -> Estimate | None:
@@ -178,13 +177,10 @@ def lost(model: Measured, task: str, one: Setting, other: Setting) -> Estimate |
 
     Of points the interval of Agresti and Min, which adds half an episode to each of the four outcomes of a pair.
     """
-    first, second = model.values(task, one), model.values(task, other)
-    pairs = [(first[episode], second[episode]) for episode in first.keys() & second.keys()]
-    if not pairs:
-        return None
-    if is_text(task):
-        return over([a - b for a, b in pairs])
-    worse, better, count = (sum(a < b for a, b in pairs), sum(a > b for a, b in pairs), len(pairs))
+    differences = _differences(model, task, one, other, "scores")
+    if not differences or is_text(task):
+        return over(differences)
+    worse, better, count = sum(d < 0 for d in differences), sum(d > 0 for d in differences), len(differences)
     difference = (worse - better) / (count + 2)
     half = Z * math.sqrt((worse + better + 1) / (count + 2) - difference**2) / math.sqrt(count + 2)
     ends = (max(-100.0, 100 * (difference - half)), min(100.0, 100 * (difference + half)))
@@ -193,9 +189,12 @@ def lost(model: Measured, task: str, one: Setting, other: Setting) -> Estimate |
 
 def entropy_change(model: Measured, task: str, one: Setting, other: Setting) -> Estimate | None:
     """Entropy of the query's attention at `one` minus that at `other`, over the episodes of both, in nats."""
-    first, second = (model.values(task, setting, "entropies") for setting in (one, other))
-    both = sorted(first.keys() & second.keys())
-    return over([first[episode] - second[episode] for episode in both]) if both else None
+    return over(_differences(model, task, one, other, "entropies"))
+
+
+def _differences(model: Measured, task: str, one: Setting, other: Setting, what: str) -> list[float]:
+    first, second = (model.values(task, setting, what) for setting in (one, other))
+    return [value - second[episode] for episode, value in first.items() if episode in second]
 
 
 def gate(model: Measured, task: str) -> str:
@@ -237,9 +236,8 @@ def pearson(x: Sequence[float], y: Sequence[float]) -> Estimate:
     if len(x) < 3 or not np.std(x) or not np.std(y):
         return Estimate(math.nan, None, None, ())
     found = pearsonr(x, y)
-    has_interval = len(x) > 3 and abs(found.statistic) < 1 - 1e-12
-    low, high = map(float, found.confidence_interval(CONFIDENCE)) if has_interval else (None, None)
-    return Estimate(float(found.statistic), low, high, ())
+    low, high = found.confidence_interval(CONFIDENCE) if len(x) > 3 else (None, None)
+    return Estimate(found.statistic, low, high, ())
 
 
 def correlation_text(found: Estimate) -> str:

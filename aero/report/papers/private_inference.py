@@ -28,7 +28,6 @@ from aero.two_party.cost.counts import published_sizes
 
 PART_COLOURS = ("#d55e00", "#e69f00", "#f0e442", "#56b4e9", "#0072b2", "#009e73", "#9aa3ae")
 """Okabe and Ito's, one a part of the model."""
-IMPOSSIBLE, POSSIBLE = "#d55e00", "#0072b2"
 
 
 def by_part(results: Results, quantity: str) -> Figure:
@@ -108,7 +107,8 @@ def published_minutes(results: Results) -> Figure:
         table = load("aero").tables[number]
         least = [costs.published_bound(table, row.name).overlapped for row in table.rows]
         printed = [row.cells["latency"].value for row in table.rows]
-        colours = [IMPOSSIBLE if one < bound else POSSIBLE for bound, one in zip(least, printed, strict=True)]
+        # Orange: impossible on the published network.
+        colours = ["#d55e00" if one < bound else "#0072b2" for bound, one in zip(least, printed, strict=True)]
         axes.scatter(least, printed, c=colours, marker=marker, s=28, zorder=3,
                      edgecolors=show.PAPER, linewidths=0.5, label=f"Table {number}")  # fmt: skip
     axes.set(xscale="log", yscale="log", xlim=ends, ylim=(3, 60))

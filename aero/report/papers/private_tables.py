@@ -7,7 +7,6 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
 from pathlib import Path
 
 import pandas as pd
@@ -32,11 +31,8 @@ HEADLINE = {
 }
 """Rows of the first table and what they are."""
 
-SHAPED = Path("results/two_party/shaped.csv")
-ABLATION = Path("results/two_party/savings.csv")
 ABLATION_ERRORS = Path("results/two_party/savings_errors.csv")
 OUTSIDE = Path("results/two_party/outside_tuned.csv")
-ROW_MAXIMA = OUTSIDE.with_name("row_maxima.csv")
 NONLINEARITIES = Path("results/two_party/nonlinearities.csv")
 ALTERNATIVES = {
     "LayerNorm": {"layer_norm": "", "rms_norm": "RMSNorm", "dyt": "DyT", "hard_tanh_dyt": "DyT, tanh clipped to ±1"},
@@ -84,56 +80,74 @@ def gigabytes(bytes_: float | None) -> str:
     return MISSING if bytes_ is None else f"{bytes_ / GB:.2f}"
 
 
-def _bytes(results: Results, number: str) -> pd.DataFrame:
-    """All that is shown of the bytes of a table's rows; savings are over SM+LN+G, the first row."""
+def _columns(results: Results, number: str) -> pd.DataFrame:
+    """All that is shown of the costs of a table's rows; savings are over SM+LN+G, the first row."""
     table, fitted, lines = load("aero").tables[number], costs.fits(results), []
     base = fitted.get((number, table.rows[0].name))
     for row in table.rows:
-        by_program, fit = costs.row_costs(results, table, row.name), fitted.get((number, row.name))
-        stock, own = by_program.get(STOCK), by_program.get(OPTIMISED)
-        found, printed = costs.audit(results, table, row.name, "bytes"), row.cells.get("savings_communication")
-        lines.append(
-            {
-                ROW: row.name,
-                "GB, paper": row.cells["communication"].text,
-                "GB, reproduced": gigabytes(fit and fit.gigabytes * GB),
-                "reproduced - paper, %": MISSING if fit is None else f"{fit.residual_percent:+.2f}",
-                "GB, stock SPU": gigabytes(stock and stock.bytes),
-                "GB, optimised": gigabytes(own and own.bytes),
-                "saving, paper": "1.00x" if row is table.rows[0] else text(printed and printed.value, 3, "x"),
-                "saving, reproduced": text(fit and base and base.gigabytes / fit.gigabytes, 3, "x"),
-                "stock SPU": text(found.as_written, 3, "x"),
-                "stock SPU, cheap GELU in the baseline": text(found.one_gelu, 3, "x"),
-                "optimised": text(found.tuned, 3, "x"),
+        fit, found = fitted.get((number, row.name)), costs.audit(results, table, row.name, "bytes")
+        saving, bound = row.cells.get("savings_communication"), costs.published_bound(table, row.name)
+        printed = row.cells["latency"].value
+        line = {
+            ROW: row.name,
+            "GB, paper": row.cells["communication"].text,
+            "GB, reproduced": gigabytes(fit and fit.gigabytes * GB),
+            "reproduced - paper, %": MISSING if fit is None else f"{fit.residual_percent:+.2f}",
+            "saving, paper": "1.00x" if row is table.rows[0] else text(saving and saving.value, 3, "x"),
+            "saving, reproduced": text(fit and base and base.gigabytes / fit.gigabytes, 3, "x"),
+            "stock SPU": text(found.as_written, 3, "x"),
+            "stock SPU, cheap GELU in the baseline": text(found.one_gelu, 3, "x"),
+            "optimised": text(found.tuned, 3, "x"),
+            "min, paper": f"{printed:.2f}",
+            "least min for the paper's GB": text(bound.overlapped),
+            "Mbit/s that the paper's min need": text(bound.needed_mbit(printed)),
+        }
+        for program in PROGRAMS:
+            words, cost = PROGRAM_NAMES[program], costs.row_costs(results, table, row.name).get(program)
+            wan = costs.wan_minutes(results, cost)
+            line |= {
+                f"GB, {words}": gigabytes(cost and cost.bytes),
+                f"rounds, {words}": text(cost and cost.rounds),
+                f"computing s, {words}": text(cost and cost.seconds),
+                f"network min, {words}": text(wan and wan.on_network, 2),
+                f"WAN min, {words}": text(wan and wan.total, 2),
             }
-        )
+        lines.append(line)
     return pd.DataFrame(lines)
 
 
 def headline(results: Results) -> pd.DataFrame:
     """One private forward pass of GPT-2, T=128: GB and saving, published and reproduced, and GB optimised."""
     shown = ["GB, paper", "GB, reproduced", "saving, paper", "saving, reproduced", "GB, optimised"]
-    return _bytes(results, "4").set_index(ROW).loc[list(HEADLINE), shown].reset_index()
+    return _columns(results, "4").set_index(ROW).loc[list(HEADLINE), shown].reset_index()
 
 
 def new_measurements(results: Results) -> pd.DataFrame:
     """What no paper measures: the optimised program at GPT-2's size, by architecture."""
-    lines = []
-    for name in HEADLINE:
-        by_program = costs.row_costs(results, load("aero").tables["4"], name)
-        line = {ROW: name}
-        for quantity, attribute in {"rounds": "rounds", "computing s": "seconds"}.items():
-            for program in PROGRAMS:
-                line[f"{quantity}, {PROGRAM_NAMES[program]}"] = text(getattr(by_program.get(program), attribute, None))
-        both = (costs.wan_minutes(results, by_program.get(program)) for program in PROGRAMS)
-        lines.append(line | {"WAN min, stock SPU / optimised": " / ".join(text(one and one.total, 2) for one in both)})
-    return pd.DataFrame(lines)
+    found = _columns(results, "4").set_index(ROW).loc[list(HEADLINE)].reset_index()
+    shown = [f"{what}, {words}" for what in ("rounds", "computing s") for words in ("stock SPU", "optimised")]
+    both = found["WAN min, stock SPU"] + " / " + found["WAN min, optimised"]
+    return found[[ROW, *shown]].assign(**{"WAN min, stock SPU / optimised": both})
 
 
 def communication(results: Results, number: str) -> pd.DataFrame:
     """GB of every row of a table: published, reproduced, stock SPU, optimised."""
     shown = ["GB, paper", "GB, reproduced", "reproduced - paper, %", "GB, stock SPU", "GB, optimised"]
-    return _bytes(results, number)[[ROW, *shown]]
+    return _columns(results, number)[[ROW, *shown]]
+
+
+def savings(results: Results, number: str) -> pd.DataFrame:
+    """Saving in GB over SM+LN+G: published, reproduced, and measured here with three baselines."""
+    names = {"saving, paper": "paper", "saving, reproduced": "reproduced"}
+    shown = ["paper", "reproduced", "stock SPU", "stock SPU, cheap GELU in the baseline", "optimised"]
+    return _columns(results, number)[1:].rename(columns=names)[[ROW, *shown]]
+
+
+def minutes(results: Results, number: str) -> pd.DataFrame:
+    """Published minutes beside the least that the published bytes need, and network minutes of both programs."""
+    least, needed = "least min for the paper's GB", "Mbit/s that the paper's min need"
+    shown = ["min, paper", least, needed, "network min, stock SPU", "network min, optimised"]
+    return _columns(results, number)[[ROW, *shown]]
 
 
 def figure_15(results: Results) -> pd.DataFrame:
@@ -151,31 +165,6 @@ def figure_15(results: Results) -> pd.DataFrame:
                 minutes = costs.wan_minutes(results, cost)
                 line[f"min, {PROGRAM_NAMES[program]}"] = text(minutes and minutes.total, 2)
             lines.append(line)
-    return pd.DataFrame(lines)
-
-
-def savings(results: Results, number: str) -> pd.DataFrame:
-    """Saving in GB over SM+LN+G: published, reproduced, and measured here with three baselines."""
-    names = {"saving, paper": "paper", "saving, reproduced": "reproduced"}
-    shown = ["paper", "reproduced", "stock SPU", "stock SPU, cheap GELU in the baseline", "optimised"]
-    return _bytes(results, number)[1:].rename(columns=names)[[ROW, *shown]]
-
-
-def minutes(results: Results, number: str) -> pd.DataFrame:
-    """Published minutes beside the least that the published bytes need, and network minutes of both programs."""
-    table, lines = load("aero").tables[number], []
-    for row in table.rows:
-        printed, bound = row.cells["latency"].value, costs.published_bound(table, row.name)
-        line = {
-            ROW: row.name,
-            "min, paper": f"{printed:.2f}",
-            "least min for the paper's GB": text(bound.overlapped),
-            "Mbit/s that the paper's min need": text(bound.needed_mbit(printed)),
-        }
-        for program in PROGRAMS:
-            own = costs.wan_minutes(results, costs.row_costs(results, table, row.name).get(program))
-            line[f"network min, {PROGRAM_NAMES[program]}"] = text(own and own.on_network, 2)
-        lines.append(line)
     return pd.DataFrame(lines)
 
 
@@ -350,7 +339,7 @@ def ablation(results: Results) -> pd.DataFrame:
     """Relative GB of every optimization alone (over stock SPU) and left out (over optimised), in per cent."""
     found = {
         (line["architecture"], line["program"]): float(line["bytes"])
-        for path in (OUTSIDE, ABLATION)
+        for path in (OUTSIDE, "results/two_party/savings.csv")
         for line in read_csv(results.root / path)
     }
     lines = []
@@ -389,13 +378,11 @@ def outside_tuned(results: Results, alone: bool = True) -> pd.DataFrame:
 def row_maxima(results: Results) -> pd.DataFrame:
     """How far apart, in nats, the maxima of rows of one head's logits lie: the largest of all layers and heads."""
     names = {"all_positions": "rows of all positions", "one_position": "rows of one position"}
-    lines = pd.DataFrame(read_csv(results.root / ROW_MAXIMA)).astype(dict.fromkeys(names, float))
+    lines = pd.DataFrame(read_csv(results.root / "results/two_party/row_maxima.csv")).astype(
+        dict.fromkeys(names, float)
+    )
     largest = lines.groupby(["run", "prompts", "tokens"], sort=False)[list(names)].max()
     return largest.map(text).reset_index().rename(columns=names)
-
-
-APPROXIMATE = {"segmented_gelu", "gelu_by_squares", "split_exponential", "bounded_reciprocals"}
-"""The others are exact but for the fixed point."""
 
 
 def function_changes(results: Results) -> pd.DataFrame:
@@ -405,9 +392,11 @@ def function_changes(results: Results) -> pd.DataFrame:
         for line in read_csv(results.root / ABLATION_ERRORS)
         if (line["scale"], line["tokens"]) == ("laptop", "16")
     }
+    # The others are exact but for the fixed point.
+    approximate = {"segmented_gelu", "gelu_by_squares", "split_exponential", "bounded_reciprocals"}
     programs = {"none (stock SPU)": (STOCK, "")}
     for name, what in OPTIMIZATIONS.items():
-        mark = "; approximated" if name in APPROXIMATE else ""
+        mark = "; approximated" if name in approximate else ""
         programs[name.replace("_", " ")] = (on_its_own(name), what.partition(" (")[0] + mark)
     programs["all (optimised)"] = (OPTIMISED, "")
     if outside := read_csv(results.root / OUTSIDE):
@@ -425,17 +414,13 @@ def latency_model(results: Results) -> pd.DataFrame:
         {
             ROW: line["architecture"],
             "program": _program(line["program"]),
-            "link": _link(line),
+            "link": f"{float(line['bandwidth_mbit']):g} Mbit/s, {float(line['rtt_ms']):g} ms"
+            if line["bandwidth_mbit"]
+            else "loopback",
             "s, measured": text(float(line["seconds"])),
             "s, predicted": text(float(line["predicted"])),
             "error": f"{float(line['error']):+.1%}",
         }
-        for line in read_csv(results.root / SHAPED)
+        for line in read_csv(results.root / "results/two_party/shaped.csv")
         if line["predicted"]
     )
-
-
-def _link(line: Mapping[str, str]) -> str:
-    if not line["bandwidth_mbit"]:
-        return "loopback"
-    return f"{float(line['bandwidth_mbit']):g} Mbit/s, {float(line['rtt_ms']):g} ms"

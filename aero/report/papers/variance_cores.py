@@ -25,8 +25,6 @@ RATES = {"": "printed rate", HOT: "rate by width"}
 """Suffix of the runs, and their learning rate in words."""
 COMPARED = ("softmax", "relu", "qk_layernorm")
 OTHERS = ("window_softmax", "sigma_reparam", "sigmoid", "elu")
-LARGEST_VARIANCE = 1e6
-"""Figure 4 shows larger variances of logits at its edge: the last steps before a divergence pass 1e30."""
 
 
 def run_name(core: str, suffix: str) -> str:
@@ -117,7 +115,8 @@ def figure_4(results: Results) -> Figure:
             continue
         for core, pairs in found.items():
             look = {"c": COLOURS[core], "marker": "o" if core in SOFTMAX_BASED else "v", "alpha": 0.6, "linewidth": 0}
-            panel.scatter(pairs["variance"].clip(upper=LARGEST_VARIANCE), pairs["entropy"], s=9, **look)
+            # The last steps before a divergence pass 1e30; they are at the edge.
+            panel.scatter(pairs["variance"].clip(upper=1e6), pairs["entropy"], s=9, **look)
         panel.set(xscale="log", yscale="log", xlabel="variance of the logits")
         panel.grid(color=GRID)
     panels[0].set_ylabel("H / (log N − H)")

@@ -12,7 +12,6 @@ from __future__ import annotations
 import functools
 import math
 from collections.abc import Callable, Mapping
-from functools import cache
 from statistics import fmean
 from typing import Any
 
@@ -39,7 +38,7 @@ Searched = Mapping[tuple[int, Reading], Mapping[str, float]]
 """Sensitivity by core of every setting (by its number) and reading."""
 
 
-@cache
+@functools.cache
 def search(results: Results) -> Searched:
     """The larger of the fresh and the committed search; empty if there is none."""
     file = _larger(results, "search.csv")

@@ -222,13 +222,13 @@ def line_style(core: str) -> dict[str, str]:
     return {"color": COLOURS[core], "linestyle": "-" if core in SOLID else "--"}
 
 
-def first_seed(results: Results, name: str) -> pd.DataFrame:
-    """traces.csv or gains.csv of the first seed, which the figures show; empty without a sweep."""
+def first_seed(results: Results, name: str) -> dict[str, pd.DataFrame]:
+    """traces.csv or gains.csv of the first seed, which the figures show, by core; empty without a sweep."""
     measured = sweep(results)
     if measured is None:
-        return pd.DataFrame()
+        return {}
     frame = pd.read_csv(results.root / measured.folder / name)
-    return frame[frame["seed"] == measured.seeds[0]]
+    return dict(iter(frame[frame["seed"] == measured.seeds[0]].groupby("core")))
 
 
 def figure_11(results: Results) -> Figure:
@@ -254,8 +254,8 @@ def figure_11(results: Results) -> Figure:
 
 def _over_training(results: Results, cores: Sequence[str], names: Mapping[str, str] | None = None) -> Figure:
     """Loss, gradient norm, entropy and ||P||_F of the cores over training."""
-    frame, measured = first_seed(results, "traces.csv"), sweep(results)
-    if frame.empty:
+    found, measured = first_seed(results, "traces.csv"), sweep(results)
+    if not found:
         return not_measured()
     figure, panels = subplots(1, 4, height=1.8)
     columns = {
@@ -264,7 +264,7 @@ def _over_training(results: Results, cores: Sequence[str], names: Mapping[str, s
         "entropy": "entropy, nats",
         "frobenius": "‖P‖ (Frobenius)",
     }
-    traces = {core: frame[frame["core"] == core] for core in cores}
+    traces = {core: found[core] for core in cores}
     for panel, (column, title) in zip(panels, columns.items(), strict=True):
         panel.set(title=title, xlabel="step")
         panel.grid(axis="y")
@@ -309,15 +309,15 @@ def _limits(panel: Axes, column: str) -> None:
 
 def figure_9(results: Results) -> Figure:
     """Norms of gamma, variance of logits and entropy of every layer, one row a treatment of gamma."""
-    frame = first_seed(results, "gains.csv")
-    if frame.empty:
+    found = first_seed(results, "gains.csv")
+    if not found:
         return not_measured()
     columns = {"gain_q": "‖γ_q‖", "gain_k": "‖γ_k‖", "variance": "variance of logits", "entropy": "entropy, nats"}
     figure, panels = subplots(len(GAINS), len(columns), height=4.6, sharex="row")
     for row, (core, words) in zip(panels, GAINS.items(), strict=True):
         for panel, column in zip(row, columns, strict=True):
             for layer, colour in enumerate(LAYER_COLOURS):
-                own = frame[(frame["core"] == core) & (frame["layer"] == layer)]
+                own = found[core][found[core]["layer"] == layer]
                 panel.plot(own["step"], own[column], color=colour, linewidth=1.0)
             panel.grid(axis="y")
         row[0].set_ylabel(words)

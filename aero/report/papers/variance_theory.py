@@ -34,12 +34,9 @@ class TheoryResults:
     summary: dict[str, Any]
     tables: dict[str, pd.DataFrame]
 
-    def frame(self, table: str, **where: object) -> pd.DataFrame:
-        """The rows of a table whose columns have the given values."""
-        return _rows(self.tables[table], **where)
-
 
 def _rows(frame: pd.DataFrame, **where: object) -> pd.DataFrame:
+    """Those whose columns have the given values."""
     return frame[(frame[list(where)] == pd.Series(where)).all(axis=1)]
 
 
@@ -75,7 +72,7 @@ def figure_expansion(results: Results) -> Figure:
         return not_measured()
     figure, panels = subplots(1, 2, height=2.3)
     for n, colour in POSITION_COLOURS.items():
-        drawn, curve = found.frame("softmax", positions=n), found.frame("curves", positions=n)
+        drawn, curve = _rows(found.tables["softmax"], positions=n), _rows(found.tables["curves"], positions=n)
         for panel, exact, printed in zip(panels, ("entropy", "slope"), ("expansion_2", "theorem_slope"), strict=True):
             panel.plot(curve["sigma"], curve[exact], color=colour)
             panel.plot(curve["sigma"], curve[printed], color=colour, linewidth=0.9, linestyle="--")
@@ -101,9 +98,9 @@ def figure_3_left(results: Results) -> Figure:
     figure, panels = subplots(2, 4, height=2.7, sharex=True, sharey=True)
     for row, core in zip(panels, ("softmax", "relu"), strict=True):
         for panel, sigma in zip(row, (1.0, 2.0, 4.0, 8.0), strict=True):
-            weights = found.frame("weights", core=core, sigma=sigma)["weight"]
+            weights = _rows(found.tables["weights"], core=core, sigma=sigma)["weight"]
             panel.hist(np.maximum(weights, 1e-6), bins=np.logspace(-6, 0, 19), color=COLOURS[core])
-            entropy = found.frame("controlled", core=core, sigma=sigma)["entropy"].item()
+            entropy = _rows(found.tables["controlled"], core=core, sigma=sigma)["entropy"].item()
             panel.set_title(f"σ = {sigma:g}, H = {entropy:.2f}", fontweight="normal")
             panel.set_xscale("log")
         row[0].set_ylabel(f"{short_name(core)}, keys")
@@ -120,7 +117,7 @@ def figure_3_right(results: Results) -> Figure:
     settings = found.summary["settings"]["controlled"]
     cores = {core: core.removesuffix("_fixed") for core in settings["cores"]}
     for core, coloured in cores.items():
-        frame = found.frame("controlled", core=core)
+        frame = _rows(found.tables["controlled"], core=core)
         squares, entropies = frame["sigma"].to_numpy() ** 2, frame["entropy"].to_numpy()
         panels[0].plot(squares, entropies, **line_style(coloured))
         rate, middle = np.diff(entropies) / np.diff(squares), np.sqrt(squares[1:] * squares[:-1])
@@ -146,7 +143,7 @@ def figure_10(results: Results) -> Figure:
     low, high = zip(*((theory.least_row_norm(h), theory.greatest_row_norm(h, size)) for h in entropies), strict=True)
     panel.fill_between(entropies, low, high, color=GRID, alpha=0.6, linewidth=0, label="possible")
     for line, colour in zip(found.summary["dirichlet"], ("#0072b2", "#d55e00", "#009e73"), strict=False):
-        rows = found.frame("dirichlet", alpha=line["alpha"])
+        rows = _rows(found.tables["dirichlet"], alpha=line["alpha"])
         label = f"α = {line['alpha']:g}, correlation {line['correlation']:.2f}"
         panel.scatter(rows["entropy"], rows["norm"], s=6, color=colour, alpha=0.6, linewidth=0, label=label)
     panel.axvline(math.log(size), color=MUTED, linewidth=0.8, linestyle=":")
@@ -259,12 +256,9 @@ def relu_rate(draws: pd.DataFrame) -> Found:
     largest D."""
     good, words = True, []
     for positions, wide in draws[draws.dimensions >= 64].groupby("positions"):
-        scaled = (wide.dimensions * (math.log(positions) - wide.entropy)).tolist()
-        errors = (wide.dimensions * wide.entropy_error).tolist()
-        good &= all(
-            abs(value - scaled[-1]) <= 0.05 * scaled[-1] + _ERRORS * math.hypot(error, errors[-1])
-            for value, error in zip(scaled, errors, strict=True)
-        )
+        scaled, errors = wide.dimensions * (math.log(positions) - wide.entropy), wide.dimensions * wide.entropy_error
+        last, error = scaled.iloc[-1], errors.iloc[-1]
+        good &= ((scaled - last).abs() <= 0.05 * last + _ERRORS * np.hypot(errors, error)).all()
         words.append(f"N = {positions:.0f}: {', '.join(map(with_error, scaled, errors))}")
     return "; ".join(words), good, "D = 64, 256, 1024"
 
@@ -319,8 +313,8 @@ def matrix_ranges(bounds: pd.DataFrame, drawn: pd.DataFrame, mask: str) -> Found
     """Ends of ‖P‖_F and H(P) under a full or causal mask: whether they are [1, √N] and [0, log N]; for full attention
     also whether no matrix drawn whose rows sum to 1 lies outside."""
     lines = bounds[bounds["mask"] == mask]
-    ends = ("norm_least", "norm_greatest", "entropy_greatest")
-    same = all(math.isclose(line[k], line[f"{k}_printed"], rel_tol=1e-6) for _, line in lines.iterrows() for k in ends)
+    ends = ["norm_least", "norm_greatest", "entropy_greatest"]
+    same = np.allclose(lines[ends], lines[[f"{end}_printed" for end in ends]], rtol=1e-6, atol=0)
     text = "; ".join(
         f"N = {line.positions:.0f}: [{line.norm_least:.2f}, {line.norm_greatest:.2f}], [0, {line.entropy_greatest:.2f}]"
         for line in lines.itertuples()
@@ -329,9 +323,9 @@ def matrix_ranges(bounds: pd.DataFrame, drawn: pd.DataFrame, mask: str) -> Found
         return text, same, "attained by uniform and by one-hot rows"
     outside, empty = int(drawn.outside.sum()), drawn[drawn["empty"] > 0]
     note = f"{outside} of {drawn.matrices.sum():,} matrices drawn of {len(drawn)} cores lie outside"
-    for _, line in empty.iterrows():
+    for line in empty.itertuples():
         note += (
-            f"; {line['empty']} of {line.core} have a row without weight, and norms down to {line.norm_least_empty:.2f}"
+            f"; {line.empty} of {line.core} have a row without weight, and norms down to {line.norm_least_empty:.2f}"
         )
     return text, same and not outside, note
 

@@ -55,7 +55,7 @@ show.figure(
 show.figure(
     aero_entropy.guided_figure_4(results),
     "Entropy of each layer over training",
-    "First seed: (a) baseline, (b) Softmax-only, (c) to (e) stabilised, (f) regularised.",
+    "First seed: baseline, Softmax-only, three stabilised models, regularised.",
     sources=CURVES,
     published="entropy_guided/figure4",
 )

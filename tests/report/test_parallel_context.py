@@ -116,4 +116,4 @@ def test_fresh_files_replace_committed_ones(made, empty):
     fresh = empty.root / "runs/parallel_context"
     fresh.mkdir(parents=True)
     (fresh / f"{pc.MODEL}.jsonl").write_text(json.dumps({"run": RUN | {"model": "new"}}) + "\n", encoding="utf-8")
-    assert made.about["model"] == "m" and pc.measured(empty).about["model"] == "new"
+    assert made.about["model"] == "m" and pc.measured(load(empty.root, "laptop")).about["model"] == "new"

@@ -11,30 +11,17 @@ from functools import partial
 import numpy as np
 import pandas as pd
 from matplotlib.artist import setp
-from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from aero.architecture import parse
 from aero.flops import GPT2, PYTHIA, Sizes, count, crossover
 from aero.published import load
 from aero.records import read_csv
-from aero.report.costs import GB, counted, fits, row_costs
+from aero.report import show
+from aero.report.costs import GB, PROGRAMS, counted, fits, row_costs
 from aero.report.papers.panels import TABLE_2_RUNS, layer_lines, learned, mean_and_range, notation
-from aero.report.papers.private_tables import text
+from aero.report.papers.private_tables import PROGRAM_NAMES, text
 from aero.report.results import Results
-from aero.report.show import (
-    AS_PUBLISHED,
-    AS_WRITTEN,
-    INK,
-    MEASURED,
-    MUTED,
-    PAPER,
-    PUBLISHED,
-    SERIES,
-    TUNED,
-    no_data,
-    subplots,
-)
 from aero.report.statistics import change, ngrams, registered
 from aero.report.tables import perplexities
 
@@ -47,9 +34,7 @@ CHANGES = (
     ("4", "SOTA(SM+ScFFN)"),
 )
 """Rows of AERO's tables whose change in perplexity is drawn."""
-CONTEXTS = (128, 256, 512, 1024, 2048, 4096, 8192)
-ZOOM = 0.5
-"""Nats above the second-worst final loss that Figure 3b shows: the worst run (SM) would stretch the axis."""
+CONTEXTS = 2 ** np.arange(7, 14)
 
 
 table_2, table_3, table_4, table_5, table_6, table_7, table_8, table_9 = (
@@ -94,37 +79,35 @@ def table_1(results: Results) -> pd.DataFrame:
 def figure_1(results: Results) -> Figure:
     """GB, WAN minutes and perplexity (over SM+LN+G's) along AERO's steps, published and here."""
     table, fitted = load("aero").tables["4"], fits(results)
-    figure, panels = subplots(1, 3, height=3.6, sharey=True)
-    for place, name in enumerate(FIGURE_1_ROWS):
-        row, costs, fit = table.row(name), row_costs(results, table, name), fitted.get(("4", name))
-        stock, tuned = costs.get("as_written"), costs.get("tuned")
-        found = change(results, row.run or "", "sm-ln-g").estimate
-        values = (
-            (row.cells["communication"].value, fit and fit.gigabytes)
-            + tuple(cost and cost.bytes / GB for cost in (stock, tuned)),
-            (row.cells["latency"].value, None)
-            + tuple(cost and cost.latency_wan and cost.latency_wan / 60 for cost in (stock, tuned)),
-            (row.cells["ppl"].value / table.rows[0].cells["ppl"].value, found and 1 + found.mean / 100),
-        )
-        for panel, own in zip(panels, values, strict=True):
-            colours = (PUBLISHED, AS_PUBLISHED, AS_WRITTEN, TUNED) if len(own) == 4 else (PUBLISHED, MEASURED)
-            for number, (value, colour) in enumerate(zip(own, colours, strict=True)):
-                if value is not None:
-                    height = place + (number - (len(own) - 1) / 2) * 0.9 / len(own)
-                    panel.barh(height, value, 0.82 / len(own), color=colour)
-                    if colour not in (AS_PUBLISHED, AS_WRITTEN):  # numbers of neighbours would overlap
-                        shown = f" {value:.2f}" if len(own) == 2 else f" {value:.2g}"
-                        panel.text(value, height, shown, va="center")
-    for panel, title in zip(panels, ("GB", "minutes, WAN", "perplexity ratio"), strict=True):
+    colours = {"paper": show.PUBLISHED, "reproduced": show.AS_PUBLISHED, "stock SPU": show.AS_WRITTEN}
+    colours |= {"optimised": show.TUNED, "trained here": show.MEASURED}
+    rows = [table.row(name) for name in FIGURE_1_ROWS]
+    fit = [fitted.get(("4", row.name)) for row in rows]
+    found = [change(results, row.run or "", "sm-ln-g").estimate for row in rows]
+    gigabytes = {"paper": [row.cells["communication"].value for row in rows]}
+    gigabytes["reproduced"] = [one and one.gigabytes for one in fit]
+    minutes = {"paper": [row.cells["latency"].value for row in rows], "reproduced": [None] * len(rows)}
+    for program in PROGRAMS:
+        costs = [row_costs(results, table, row.name).get(program) for row in rows]
+        gigabytes[PROGRAM_NAMES[program]] = [cost and cost.bytes / GB for cost in costs]
+        minutes[PROGRAM_NAMES[program]] = [cost and cost.latency_wan and cost.latency_wan / 60 for cost in costs]
+    ratios = {"paper": [row.cells["ppl"].value / table.value("SM+LN+G", "ppl") for row in rows]}
+    ratios["trained here"] = [one and 1 + one.mean / 100 for one in found]
+    figure, panels = show.subplots(1, 3, height=3.6, sharey=True)
+    shown = {"GB": gigabytes, "minutes, WAN": minutes, "perplexity ratio": ratios}
+    for panel, (title, bars) in zip(panels, shown.items(), strict=True):
+        for number, (label, values) in enumerate(bars.items()):
+            heights = np.arange(len(rows)) + (number - (len(bars) - 1) / 2) * 0.9 / len(bars)
+            drawn = panel.barh(heights, np.array(values, float), 0.82 / len(bars), color=colours[label])
+            if label not in ("reproduced", "stock SPU"):  # numbers of neighbours would overlap
+                panel.bar_label(drawn, fmt=" {:.2f}" if bars is ratios else " {:.2g}")
         panel.set_title(title)
         panel.grid(axis="x")
         panel.margins(x=0.14)
-    panels[0].set_yticks(range(len(FIGURE_1_ROWS)), FIGURE_1_ROWS)
+    panels[0].set_yticks(range(len(rows)), FIGURE_1_ROWS)
     panels[0].tick_params(axis="y", length=0)
     panels[0].invert_yaxis()
-    labels = {"paper": PUBLISHED, "reproduced": AS_PUBLISHED, "stock SPU": AS_WRITTEN, "optimised": TUNED}
-    labels["trained here"] = MEASURED
-    handles = [panels[0].barh(0, 0, color=colour, label=name) for name, colour in labels.items()]
+    handles = [panels[0].barh(0, 0, color=colour, label=name) for name, colour in colours.items()]
     figure.legend(handles=handles, loc="outside upper center", ncols=5, frameon=False)
     return figure
 
@@ -132,22 +115,19 @@ def figure_1(results: Results) -> Figure:
 def figure_3b(results: Results) -> Figure:
     """Evaluation loss of Table 2's configurations over training: mean and range over the seeds that did not diverge,
     the loss axis zoomed."""
-    figure, axes = subplots(height=1.55)
+    figure, axes = show.subplots(height=1.55)
     ends = []
     for run in TABLE_2_RUNS:
         seeds = results.seeds(run)
         whole = [one for one in seeds if not one.diverged]
         diverged, curves = len(seeds) - len(whole), [one.series("eval_loss") for one in whole or seeds]
         label = notation(results, run) + f" ({diverged} of {len(seeds)} diverged)" * bool(diverged)
-        mean = mean_and_range(axes, curves, color=SERIES[run], label=label)
+        mean = mean_and_range(axes, curves, color=show.SERIES[run], label=label)
         ends.extend(mean.iloc[-1:])
     if not ends:
-        no_data(axes, "not trained at this scale")
-        return figure
-    low, high = min(ends), sorted(ends)[-2:][0]
-    axes.set_ylim(low - 0.1, high + ZOOM)
-    axes.set_xlabel("training step")
-    axes.set_ylabel("loss, nats")
+        return show.not_measured()
+    # The worst run (SM) would stretch the axis.
+    axes.set(ylim=(min(ends) - 0.1, sorted(ends)[-2:][0] + 0.5), xlabel="training step", ylabel="loss, nats")
     axes.grid(axis="y")
     figure.legend(loc="outside right center", frameon=False)
     return figure
@@ -155,82 +135,73 @@ def figure_3b(results: Results) -> Figure:
 
 def perplexity_changes(results: Results) -> Figure:
     """Perplexity over that of SM+LN+G: published, and measured with its 95 % t-interval over seeds."""
-    figure, axes = subplots(height=2.25)
+    figure, axes = show.subplots(height=2.25)
     measured = "measured, line: 95 % interval over seeds"
     for place, (number, name) in enumerate(CHANGES):
         table = load("aero").tables[number]
-        row = table.row(name)
-        printed = row.cells["ppl"].value / table.rows[0].cells["ppl"].value
-        axes.plot([printed], [place], "D", color=PUBLISHED, label="" if place else "published")
-        compared = change(results, row.run or "", "sm-ln-g")
+        printed = table.value(name, "ppl") / table.value("SM+LN+G", "ppl")
+        axes.plot([printed], [place], "D", color=show.PUBLISHED, label="" if place else "published")
+        compared = change(results, table.row(name).run or "", "sm-ln-g")
         found = compared.estimate
         if found is None:
             why = "training failed" if compared.failed else "not measured"
-            axes.text(0.98, place, why, va="center", ha="right", color=MUTED, style="italic")
+            axes.text(0.98, place, why, va="center", ha="right", color=show.MUTED, style="italic")
             continue
         if found.has_interval:
             ends = [1 + end / 100 for end in (found.low, found.high)]
-            axes.plot(ends, [place] * 2, color=AS_WRITTEN, linewidth=2.2)
-        axes.plot([1 + found.mean / 100], [place], "o", color=AS_WRITTEN, markersize=5.5, label=measured)
+            axes.plot(ends, [place] * 2, color=show.AS_WRITTEN, linewidth=2.2)
+        axes.plot([1 + found.mean / 100], [place], "o", color=show.AS_WRITTEN, markersize=5.5, label=measured)
         measured = ""
-    axes.axvline(1, color=INK, linewidth=0.8)
-    axes.set_xscale("log")
+    axes.axvline(1, color=show.INK, linewidth=0.8)
+    axes.set(xscale="log", xlabel="perplexity over that of SM+LN+G")
     axes.set_xticks([0.5, 0.7, 1, 1.4, 2, 3], ["0.5", "0.7", "1", "1.4", "2", "3"])
     axes.set_xticks([], minor=True)
     axes.set_yticks(range(len(CHANGES)), [name for _, name in CHANGES])
     axes.set_ylim(len(CHANGES) - 0.5, -0.6)
     axes.grid(axis="x")
-    axes.set_xlabel("perplexity over that of SM+LN+G")
     figure.legend(loc="outside upper center", ncols=2, frameon=False)
     return figure
 
 
 def predicted_differences(results: Results) -> pd.DataFrame:
     """Differences in perplexity of scale desk, and their signs and published sizes as registered before training."""
-    lines = []
-    desk = results.at("desk")
+    lines, desk = [], results.at("desk")
     for one in registered(results):
-        if not desk.seeds(one["run"]) or not desk.seeds(one["against"]):
-            continue
-        measured = change(desk, one["run"], one["against"]).estimate
-        printed = "–" if one["published"] is None else f"{one['published']:+g}".replace("+0", "no loss")
-        lines.append(
-            {
-                "configuration": notation(results, one["run"]),
-                "against": notation(results, one["against"]),
-                "published, %": printed + " (Pythia)" * ("Pythia" in one["where"]),
-                "predicted sign": one["sign"],
-                "measured, %": "–" if measured is None else measured.text(1, signed=True),
-                "seeds": 0 if measured is None else len(measured.seeds),
-            }
-        )
-    return pd.DataFrame(lines)
-
-
-def papers_width(results: Results) -> pd.DataFrame:
-    """The trainings of scale gpu: perplexity or the step at which it diverged, and the published perplexity."""
-    gpu, lines = results.at("gpu"), []
-    tables = load("aero").tables
-    printed = {row.name: row.cells["ppl"].text for table in "42" for row in tables[table].rows}
-    for name, run in (results.parameters.get("runs") or {}).items():
-        for training in gpu.seeds(name):
-            metrics = training.metrics
-            step = metrics["diverged_at_step"]
+        if desk.seeds(one["run"]) and desk.seeds(one["against"]):
+            measured = change(desk, one["run"], one["against"]).estimate
+            printed = "–" if one["published"] is None else f"{one['published']:+g}".replace("+0", "no loss")
             lines.append(
                 {
-                    "configuration": run["architecture"],
-                    "perplexity": "–" if step is not None else text(metrics["eval_perplexity"]),
-                    "diverged at step": "–" if step is None else f"{step} of {metrics['train']['steps']:,}",
-                    "published perplexity": printed.get(run["architecture"]) or "–",
+                    "configuration": notation(results, one["run"]),
+                    "against": notation(results, one["against"]),
+                    "published, %": printed + " (Pythia)" * ("Pythia" in one["where"]),
+                    "predicted sign": one["sign"],
+                    "measured, %": measured.text(1, signed=True) if measured else "–",
+                    "seeds": len(measured.seeds) if measured else 0,
                 }
             )
     return pd.DataFrame(lines)
 
 
+def papers_width(results: Results) -> pd.DataFrame:
+    """The trainings of scale gpu: perplexity or the step at which it diverged, and the published perplexity."""
+    tables = load("aero").tables
+    printed = {row.name: row.cells["ppl"].text for table in "42" for row in tables[table].rows}
+    return pd.DataFrame(
+        {
+            "configuration": run["architecture"],
+            "perplexity": text(one.perplexity),
+            "diverged at step": f"{one.diverged_at} of {one.metrics['train']['steps']:,}" if one.diverged else "–",
+            "published perplexity": printed.get(run["architecture"]) or "–",
+        }
+        for name, run in results.parameters["runs"].items()
+        for one in results.at("gpu").seeds(name)
+    )
+
+
 def best_ngram(results: Results, scale: str) -> str:
     """Perplexity of the best n-gram model of the scale's tokens."""
-    models = ngrams(results, scale, 0)
-    return text(min(models.values(), default=float("nan")))
+    return text(min(ngrams(results, scale, 0).values(), default=None))
 
 
 def repeated(results: Results) -> dict[str, object]:
@@ -264,35 +235,33 @@ def learning_rates(results: Results) -> pd.DataFrame:
 def against_ngrams(results: Results) -> Figure:
     """Perplexity of scale desk's runs, mean and range over seeds, and of n-gram models counted on as many tokens."""
     desk = results.at("desk")
-    names = [one for one in (results.parameters.get("runs") or {}) if desk.perplexity(one)]
-    figure, axes = subplots(height=0.85 + 0.132 * max(len(names), 4))
+    names = [one for one in results.parameters["runs"] if desk.perplexity(one)]
     if not names:
-        no_data(axes, "not trained at scale desk")
-        return figure
+        return show.not_measured()
+    figure, axes = show.subplots(height=0.85 + 0.132 * max(len(names), 4))
     for place, name in enumerate(names):
         values = list(desk.perplexity(name).values())
-        axes.plot([min(values), max(values)], [place, place], color=MEASURED)
-        axes.plot([sum(values) / len(values)], [place], "o", color=MEASURED)
+        axes.plot([min(values), max(values)], [place, place], color=show.MEASURED)
+        axes.plot([sum(values) / len(values)], [place], "o", color=show.MEASURED)
     tokens = desk.first(names[0]).metrics["tokens"]
     for order, perplexity in ngrams(results, "desk", tokens).items():
         if order > 1:
-            axes.axvline(perplexity, color=MUTED, linewidth=0.9, linestyle=":")
+            axes.axvline(perplexity, color=show.MUTED, linewidth=0.9, linestyle=":")
             # 4 and 5 tokens give nearly the same line.
-            axes.text(perplexity, -1.3 if order % 2 else -0.5, f"{order}-gram ", ha="left", color=MUTED)
+            axes.text(perplexity, -1.3 if order % 2 else -0.5, f"{order}-gram ", ha="left", color=show.MUTED)
     axes.set_yticks(range(len(names)), [notation(results, name) for name in names])
-    axes.set_ylim(len(names) - 0.5, -1.9)
-    axes.set_xlabel("evaluation perplexity")
+    axes.set(ylim=(len(names) - 0.5, -1.9), xlabel="evaluation perplexity")
     axes.grid(axis="x")
     return figure
 
 
 def figure_4(results: Results) -> Figure:
     """Learned negative slopes of the leaky ReLU over training, one a layer and one for all layers."""
-    figure, panels = subplots(1, 2, height=1.3)
+    figure, panels = show.subplots(1, 2, height=1.3)
     layer_lines(panels[0], results, "sm-leakyr", "(a) one slope per layer", "slope")
     layer_lines(panels[1], results, "sm-leakyr-global", "(b) one slope for all layers", "slope")
     for panel in panels:
-        panel.axhline(0, color=INK, linewidth=0.7)
+        panel.axhline(0, color=show.INK, linewidth=0.7)
         panel.set_xlabel("training step")
     panels[0].set_ylabel("negative slope")
     return figure
@@ -300,30 +269,43 @@ def figure_4(results: Results) -> Figure:
 
 def figure_11(results: Results) -> Figure:
     """Learned alpha (divides the FFN's output) and beta (scales the residual connection) of each layer; dots: seeds."""
-    figure, panels = subplots(1, 2, height=1.2)
+    figure, panels = show.subplots(1, 2, height=1.2)
     for panel, name, sign in zip(panels, ("alpha", "beta"), ("α", "β"), strict=True):
         panel.set_title(sign)
         found = [values for run in results.seeds("sm-scffn") if (values := learned(run, name)) is not None]
         if not found:
-            no_data(panel, "not measured")
+            show.no_data(panel, "not measured")
             continue
         layers = np.arange(1, len(found[0]) + 1)
-        panel.bar(layers, np.mean(found, axis=0), 0.7, color=AS_WRITTEN)
+        panel.bar(layers, np.mean(found, axis=0), 0.7, color=show.AS_WRITTEN)
         for values in found:
-            panel.plot(layers, values, linestyle="none", marker="o", markersize=2.5, color=INK)
-        panel.axhline(1, color=MUTED, linewidth=0.8, linestyle=":")
-        panel.set_xticks(layers)
-        panel.set_xlabel("layer")
+            panel.plot(layers, values, linestyle="none", marker="o", markersize=2.5, color=show.INK)
+        panel.axhline(1, color=show.MUTED, linewidth=0.8, linestyle=":")
+        panel.set(xticks=layers, xlabel="layer")
         panel.grid(axis="y")
     return figure
 
 
 def _flops(results: Results, models: Mapping[str, Sizes]) -> Figure:
-    """FLOPs per token of a family, smallest to largest, from 128 to 8K tokens."""
-    figure, panels = subplots(len(models) // 4, 4, height=0.35 + 1.25 * len(models) / 4, squeeze=False)
+    """FLOPs per token of a family, smallest to largest, from 128 to 8K tokens: stacked bars with the FFN's share above;
+    dotted: T = 8d/3, where attention and FFN are equal."""
+    figure, panels = show.subplots(len(models) // 4, 4, height=0.35 + 1.25 * len(models) / 4, squeeze=False)
+    places = np.arange(len(CONTEXTS))
     for panel, (name, sizes) in zip(panels.flat, models.items(), strict=True):
-        _flops_bars(panel, sizes)
         panel.set_title(f"{name}\nL={sizes.layers}, d={sizes.width}")
+        counts = [count(parse("SM+LN+G"), sizes, context) for context in CONTEXTS]
+        ffn, attention = (
+            np.array([getattr(c, part) for c in counts]) / CONTEXTS / 1e9 for part in ("ffn", "attention")
+        )
+        panel.bar(places, ffn, 0.72, color=show.AS_WRITTEN, label="feed-forward network")
+        drawn = panel.bar(places, attention, 0.72, bottom=ffn, color=show.PUBLISHED, label="attention")
+        box = {"facecolor": show.PAPER, "edgecolor": "none", "pad": 0.5}  # over the dotted line
+        panel.bar_label(drawn, [f"{100 * one.ffn_share:.0f}" for one in counts], rotation=90, bbox=box)
+        equal = np.log2(crossover(sizes.width) / CONTEXTS[0])
+        if equal < len(CONTEXTS) - 0.5:
+            panel.axvline(equal, color=show.INK, linewidth=0.9, linestyle=":")
+        panel.set_xticks(places[::2], [str(c) if c < 1024 else f"{c // 1024}K" for c in CONTEXTS[::2]])
+        panel.margins(y=0.45)
     setp(panels[:, 0], ylabel="GFLOPs")
     setp(panels[-1], xlabel="context length T")
     figure.legend(*panels[0, 0].get_legend_handles_labels(), loc="outside upper center", ncols=2, frameon=False)
@@ -331,23 +313,3 @@ def _flops(results: Results, models: Mapping[str, Sizes]) -> Figure:
 
 
 figure_20, figure_21 = (partial(_flops, models=models) for models in (GPT2, PYTHIA))
-
-
-def _flops_bars(panel: Axes, sizes: Sizes) -> None:
-    """Stacked bars by context with the FFN's share above; dotted: T = 8d/3, where attention and FFN are equal."""
-    counts = [count(parse("SM+LN+G"), sizes, context) for context in CONTEXTS]
-    ffn, attention = (
-        np.array([getattr(c, part) / context / 1e9 for c, context in zip(counts, CONTEXTS, strict=True)])
-        for part in ("ffn", "attention")
-    )
-    places = np.arange(len(CONTEXTS))
-    panel.bar(places, ffn, 0.72, color=AS_WRITTEN, label="feed-forward network")
-    panel.bar(places, attention, 0.72, bottom=ffn, color=PUBLISHED, label="attention")
-    for place, total, counted_ in zip(places, ffn + attention, counts, strict=True):
-        share = panel.text(place, total, f"{100 * counted_.ffn_share:.0f}", ha="center", va="bottom", rotation=90)
-        share.set_bbox({"facecolor": PAPER, "edgecolor": "none", "pad": 0.5})  # over the dotted line
-    equal = float(np.log2(crossover(sizes.width) / CONTEXTS[0]))
-    if equal < len(CONTEXTS) - 0.5:
-        panel.axvline(equal, color=INK, linewidth=0.9, linestyle=":")
-    panel.set_xticks(places[::2], [str(c) if c < 1024 else f"{c // 1024}K" for c in CONTEXTS[::2]])
-    panel.margins(y=0.45)

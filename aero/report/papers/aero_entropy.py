@@ -6,12 +6,13 @@ Entropy-Guided's Figures 5, 6 and 7 are AERO's 10, 18 and 19.
 from __future__ import annotations
 
 import math
+from collections.abc import Iterator
 from functools import partial
 
 import numpy as np
 import pandas as pd
 from matplotlib.cm import ScalarMappable
-from matplotlib.colors import LinearSegmentedColormap, Normalize
+from matplotlib.colors import LinearSegmentedColormap, LogNorm, Normalize
 from matplotlib.figure import Figure
 
 from aero.architecture import parse
@@ -19,34 +20,21 @@ from aero.entropy import causal_bound
 from aero.published import load
 from aero.records import read_csv
 from aero.report import statistics
-from aero.report.papers.panels import (
-    DEPTH,
-    ENTROPY,
-    MARGIN_RUNS,
-    PRUNED_RUNS,
-    REGULARISED,
-    STABILISED,
-    STABILISED_RUNS,
-    TABLE_2_RUNS,
-    causal_norm,
-    depth_bar,
-    heads,
-    heatmap,
-    heatmaps,
-    layer_lines,
-    layer_ticks,
-    learned,
-    logged,
-    notation,
-    over_training,
-    overflow_map,
-    quarter_bars,
-)
+from aero.report.papers import panels
+from aero.report.papers.panels import DEPTH, ENTROPY, REGULARISED, TABLE_2_RUNS, heads, notation
 from aero.report.results import Results, Run
-from aero.report.show import AS_WRITTEN, INK, no_data, subplots
+from aero.report.show import AS_WRITTEN, INK, no_data, not_measured, subplots
 from aero.report.statistics import change, difference, estimate
 from aero.report.tables import perplexities
 
+STABILISED = {"sm-wnorm-ffn": "weight norm.", "sm-snorm-ffn": "spectral norm.", "sm-scffn": "scaled FFN"}
+WITH_REGULARISED = STABILISED | {REGULARISED: "entropy reg."}
+PRUNED = {"sm-scfuffn": "none pruned"} | {f"sm-scfuffni-{count}": f"{count} pruned" for count in range(1, 8)}
+MARGINS = {
+    REGULARISED if percent == 20 else f"ereg-smt-scfuffn-gamma-{percent:02d}": f"γ = {percent / 100:.2f}"
+    for percent in range(0, 31, 5)
+}
+COUNTS = LinearSegmentedColormap.from_list("counts", ["#f3c9b4", "#d55e00", "#5a1c00"])
 SIGNED = LinearSegmentedColormap.from_list(
     "signed", [(0, "#8a1c5a"), (0.5, "#efb4cf"), (0.5, "#e3dfb0"), (1, "#0b4f6c")], N=64
 )
@@ -75,117 +63,101 @@ PARTS = {
     f"{REGULARISED}-log-temperature": "both, log t learned",
 }
 """Temperature and regulariser, apart and together."""
-REGULARISED_RUNS = {"sm-scfuffn": REGULARISED, "sm-scfuffni-6": "ereg-smt-scfuffni-6"}
 
 
 def figure_3a(results: Results) -> Figure:
     names = {notation(results, run): run for run in TABLE_2_RUNS}
-    facts = load("aero").facts["figures"]["3a"]["fractions"]
-    printed = [(names[entry["row"]], tuple(entry["quarters"]), entry["value"]) for entry in facts]
-    return quarter_bars(results, TABLE_2_RUNS, printed=printed)
+    printed = [
+        (names[one["row"]], one["value"] if one["quarters"] == [0] else 1 - one["value"])
+        for one in load("aero").facts["figures"]["3a"]["fractions"]
+        if one["quarters"] in ([0], [3])
+    ]
+    return panels.quarter_bars(results, TABLE_2_RUNS, printed=printed)
 
 
 def figure_6(results: Results) -> Figure:
-    """SM: (a) values beyond float16 in each layer over training, (b) entropy of every head."""
-    figure, (counts, heads_panel) = subplots(1, 2, height=1.9, width_ratios=(2.2, 1))
-    overflow_map(figure, counts, results, "sm", "(a) SM, values beyond float16")
-    counts.set_ylabel("layer")
-    heads_panel.set_title("(b) SM")
-    norm = causal_norm(results, ["sm"])
-    heatmap(heads_panel, heads(results, "sm"), norm)
-    heads_panel.set_xlabel("head")
+    """SM: (a) values beyond float16 in each layer over training, none is blank; (b) entropy of every head."""
+    figure, (panel, heads_panel) = subplots(1, 2, height=1.9, width_ratios=(2.2, 1))
+    panel.set(title="(a) SM, values beyond float16", ylabel="layer")
+    overflow = panels.logged(results, "sm", "overflow")
+    counts = overflow.to_numpy().T  # (L, evaluations)
+    if counts.size and np.nanmax(counts) > 0:
+        mesh = panel.pcolormesh(
+            np.where(counts < 1, np.nan, counts), cmap=COUNTS, norm=LogNorm(1, max(np.nanmax(counts), 10))
+        )
+        every = max(1, len(overflow) // 3)
+        panel.set_xticks(np.arange(0, len(overflow), every) + 0.5, overflow.index[::every])
+        panel.set_yticks(np.array(panels.layer_ticks(len(counts))) - 0.5, panels.layer_ticks(len(counts)))
+        panel.set_xlabel("training step")
+        figure.colorbar(mesh, ax=panel, label="values beyond float16", pad=0.01)
+    else:
+        no_data(panel, "none in this training" if counts.size else "not logged")
+    heads_panel.set(title="(b) SM", xlabel="head")
+    norm = panels.causal_norm(results, ["sm"])
+    panels.heatmap(heads_panel, heads(results, "sm"), norm)
     figure.colorbar(ScalarMappable(norm, ENTROPY), ax=heads_panel, label="mean entropy, nats", pad=0.02)
     return figure
 
 
 def figure_10(results: Results) -> Figure:
     """Learned thresholds, fractions of log T: (a) per head, (b) their mean and (c) their variance per layer."""
-    figure, panels = subplots(1, 3, height=1.6)
     trained = results.first(REGULARISED)
-    thresholds = learned(trained, "thresholds")  # (L, H)
-    for panel, title in zip(panels, ("(a) thresholds", "(b) mean over heads", "(c) variance over heads"), strict=True):
-        panel.set_title(title)
-        if thresholds is None:
-            no_data(panel, "not measured")
+    thresholds = panels.learned(trained, "thresholds")  # (L, H)
     if thresholds is None:
-        return figure
-    start = float((trained.metrics.get("model") or {}).get("threshold_init", 0.5))
-    low, high = min(start, thresholds.min()), max(start, thresholds.max())
-    mesh = heatmap(panels[0], thresholds, Normalize(low, max(high, low + 1e-6)))
-    panels[0].set_ylabel("layer")
-    panels[0].set_xlabel("head")
-    figure.colorbar(mesh, ax=panels[0], label="fraction of log T", pad=0.02)
+        return not_measured()
+    figure, grid = subplots(1, 3, height=1.6)
+    start = float(trained.metrics["model"].get("threshold_init", 0.5))
+    norm = Normalize(min(start, thresholds.min()), max(start, thresholds.max()))
+    mesh = panels.heatmap(grid[0], thresholds, norm)
+    grid[0].set(title="(a) thresholds", ylabel="layer", xlabel="head")
+    figure.colorbar(mesh, ax=grid[0], label="fraction of log T", pad=0.02)
     layers = np.arange(1, len(thresholds) + 1)
-    for panel, values in zip(panels[1:], (thresholds.mean(1), thresholds.var(1)), strict=True):
+    shown = {"(b) mean over heads": thresholds.mean(1), "(c) variance over heads": thresholds.var(1)}
+    for panel, (title, values) in zip(grid[1:], shown.items(), strict=True):
         panel.plot(values, layers, "o-", color=AS_WRITTEN, markersize=3)
-        panel.set_yticks(layer_ticks(len(layers)))
+        panel.set(title=title, yticks=panels.layer_ticks(len(layers)))
         panel.grid(axis="x")
         panel.locator_params(axis="x", nbins=4)
-    panels[1].axvline(start, color=INK, linewidth=0.8, linestyle=":")
-    panels[2].ticklabel_format(axis="x", style="sci", scilimits=(-2, 2))
+    grid[1].axvline(start, color=INK, linewidth=0.8, linestyle=":")
+    grid[2].ticklabel_format(axis="x", style="sci", scilimits=(-2, 2))
     return figure
 
 
 def figure_17(results: Results) -> Figure:
     """Seven FFNs pruned, six and none: entropy of each layer over training, and of every head after it."""
-    runs, names = ("sm-scfuffni-7", "sm-scfuffni-6", "sm-scfuffn"), ("7 pruned", "6 pruned", "none pruned")
-    figure, panels = subplots(2, 3, height=2.7, sharey="row")
-    norm = causal_norm(results, runs)
-    for (above, below), run, name in zip(panels.T, runs, names, strict=True):
-        layer_lines(above, results, run, name)
+    runs = {run: PRUNED[run] for run in ("sm-scfuffni-7", "sm-scfuffni-6", "sm-scfuffn")}
+    figure, grid = subplots(2, 3, height=2.7, sharey="row")
+    norm = panels.causal_norm(results, runs)
+    for (above, below), (run, name) in zip(grid.T, runs.items(), strict=True):
+        panels.layer_lines(above, results, run, name)
         above.set_xlabel("training step")
-        heatmap(below, heads(results, run), norm)
+        panels.heatmap(below, heads(results, run), norm)
         below.set_xlabel("head")
-    panels[0, 0].set_ylabel("entropy, nats")
-    panels[0, 0].set_ylim(bottom=0)
-    panels[1, 0].set_ylabel("layer")
-    depth_bar(figure, panels[0], logged(results, runs[0], "entropy").shape[1] or 12)
-    figure.colorbar(ScalarMappable(norm, ENTROPY), ax=panels[1], label="entropy, nats", pad=0.01)
+    grid[0, 0].set(ylabel="entropy, nats", ylim=(0, None))
+    grid[1, 0].set_ylabel("layer")
+    panels.depth_bar(figure, grid[0], panels.logged(results, "sm-scfuffni-7", "entropy").shape[1] or 12)
+    figure.colorbar(ScalarMappable(norm, ENTROPY), ax=grid[1], label="entropy, nats", pad=0.01)
     return figure
 
 
 def figure_18(results: Results) -> Figure:
-    facts = load("aero").facts["figures"]["18"]["fractions"]
-    printed = [(MARGIN_RUNS[gamma], (3,), value) for gamma, value in facts.items()]
-    names = [f"γ = {gamma:.2f}" for gamma in MARGIN_RUNS]
-    return quarter_bars(results, tuple(MARGIN_RUNS.values()), names, _BOTH, printed)
+    printed = load("aero").facts["figures"]["18"]["fractions"].values()
+    edges = [(run, 1 - value) for run, value in zip(MARGINS, printed, strict=True)]
+    return panels.quarter_bars(results, MARGINS, MAXIMA, edges)
 
 
-def _lettered(*names: str) -> list[str]:
-    return [f"({letter}) {name}" for letter, name in zip("abcdef", names, strict=False)]
-
-
-_BOTH, _GAMMAS = ("observed", "causal_bound"), [gamma for gamma in MARGIN_RUNS if gamma <= 0.25]
-figure_5 = partial(heatmaps, runs=("sm-ln-g", "sm-ln-r", "sm-g", "sm-r"), columns=4, height=1.4)
-figure_7 = partial(heatmaps, runs=STABILISED_RUNS, names=STABILISED, columns=3, height=1.7)
-figure_9 = partial(quarter_bars, runs=(*STABILISED_RUNS, REGULARISED), names=(*STABILISED, "entropy reg."))
-figure_12 = partial(over_training, runs=TABLE_2_RUNS)
-figure_13 = partial(
-    over_training,
-    runs=("sm-leakyr", "sm-leakyr-global"),
-    names=_lettered("one slope per layer", "one slope for all layers"),
-    columns=2,
-    height=1.5,
-)
-figure_14 = partial(
-    over_training,
-    runs=(*STABILISED_RUNS, REGULARISED),
-    names=_lettered(*STABILISED, "entropy reg."),
-    columns=4,
-    height=1.25,
-)
-figure_16 = partial(
-    quarter_bars, runs=PRUNED_RUNS, names=("none pruned", *(f"{n} pruned" for n in range(1, 8))), maxima=_BOTH
-)
-figure_19 = partial(
-    over_training, runs=[MARGIN_RUNS[gamma] for gamma in _GAMMAS], names=[f"γ = {gamma:.2f}" for gamma in _GAMMAS]
-)
-guided_figure_2 = partial(heatmaps, runs=TABLE_2_RUNS, columns=6, height=1.9)
-guided_figure_4 = partial(
-    over_training,
-    runs=("sm-ln-g", "sm", *STABILISED_RUNS, REGULARISED),
-    names=_lettered("SM+LN+G", "SM", *STABILISED, "entropy reg."),
-)
+MAXIMA = ("observed", "causal_bound")
+figure_5 = partial(panels.heatmaps, runs=("sm-ln-g", "sm-ln-r", "sm-g", "sm-r"), height=1.4)
+figure_7 = partial(panels.heatmaps, runs=STABILISED, height=1.7)
+figure_9 = partial(panels.quarter_bars, runs=WITH_REGULARISED)
+figure_12 = partial(panels.over_training, runs=TABLE_2_RUNS)
+LEAKY = {"sm-leakyr": "one slope per layer", "sm-leakyr-global": "one slope for all layers"}
+figure_13 = partial(panels.over_training, runs=LEAKY, rows=1, height=1.5)
+figure_14 = partial(panels.over_training, runs=WITH_REGULARISED, rows=1, height=1.25)
+figure_16 = partial(panels.quarter_bars, runs=PRUNED, maxima=MAXIMA)
+figure_19 = partial(panels.over_training, runs=dict(list(MARGINS.items())[:-1]))
+guided_figure_2 = partial(panels.heatmaps, runs=TABLE_2_RUNS, height=1.9)
+guided_figure_4 = partial(panels.over_training, runs={"sm-ln-g": "SM+LN+G", "sm": "SM"} | WITH_REGULARISED)
 guided_table_3 = partial(perplexities, address="entropy_guided/table3")
 
 
@@ -193,31 +165,23 @@ def failures(results: Results) -> pd.DataFrame:
     """The runs that fail in AERO: what is published, how many seeds diverged here, and which heads failed."""
     lines = []
     for run, claimed in FAILURES.items():
-        seeds = results.seeds(run)
-        measured = [trained.entropy for trained in seeds if trained.entropy]
-        over, under = (
-            ", ".join(f"{getattr(one, kind)['fraction']:.0%}" for one in measured) or "–"
-            for kind in ("overload", "collapse")
-        )
+        causes = [_failure(trained) for trained in results.seeds(run)]
+        measured = [trained.entropy for trained in results.seeds(run) if trained.entropy]
         lines.append(
             {
                 "configuration": notation(results, run),
                 "published": claimed,
-                "seeds diverged": f"{sum(map(failed, seeds))} of {len(seeds)}" if seeds else "not run",
-                "first failure": "; ".join(dict.fromkeys(_failure(trained) for trained in seeds)) or "–",
-                "heads overloaded, by seed": over,
-                "heads collapsed, by seed": under,
+                "seeds diverged": f"{len(causes) - causes.count('none')} of {len(causes)}" if causes else "not run",
+                "first failure": "; ".join(dict.fromkeys(causes)) or "–",
+                "heads overloaded, by seed": ", ".join(f"{one.overload['fraction']:.0%}" for one in measured) or "–",
+                "heads collapsed, by seed": ", ".join(f"{one.collapse['fraction']:.0%}" for one in measured) or "–",
             }
         )
     return pd.DataFrame(lines)
 
 
-def failed(run: Run) -> bool:
-    """Whether a training diverged or held a value that float16, in which the papers trained, cannot hold."""
-    return run.diverged or bool(run.metrics.get("float16_overflow"))
-
-
 def _failure(run: Run) -> str:
+    """How a training diverged, or where it held a value that float16, in which the papers trained, cannot hold."""
     if run.diverged:
         layer = (run.metrics.get("first_nonfinite") or {}).get("layer")
         return f"NaN at step {run.diverged_at}" + ("" if layer is None else f" in layer {layer + 1}")
@@ -228,62 +192,58 @@ def _failure(run: Run) -> str:
 
 def failures_over_training(results: Results) -> Figure:
     """Entropy of each layer as a fraction of the causal bound, over training, of the runs that fail in AERO."""
-    figure, panels = subplots(1, len(FAILURES), height=1.7, sharey=True)
-    norm = Normalize(0, 1)
-    for panel, run in zip(panels, FAILURES, strict=True):
+    figure, grid = subplots(1, len(FAILURES), height=1.7, sharey=True)
+    look = {"cmap": ENTROPY, "norm": Normalize(0, 1), "edgecolors": "face"}
+    for panel, run in zip(grid, FAILURES, strict=True):
         panel.set_title(notation(results, run))
-        entropy = logged(results, run, "entropy")
+        entropy = panels.logged(results, run, "entropy")
         if entropy.empty:
             no_data(panel, "not measured")
             continue
         values = entropy.to_numpy().T / causal_bound(int(results.first(run).metrics["context"]))
-        edges = np.array([0.0, *entropy.index])
-        layers = np.arange(len(values) + 1) + 0.5
-        mesh = panel.pcolormesh(edges, layers, np.ma.masked_invalid(values), cmap=ENTROPY, norm=norm)
-        mesh.set_edgecolor("face")
-        panel.set_yticks(layer_ticks(len(values)))
+        panel.pcolormesh([0, *entropy.index], np.arange(len(values) + 1) + 0.5, values, **look)
+        panel.set_yticks(panels.layer_ticks(len(values)))
         panel.set_xlabel("training step")
-    panels[0].set_ylabel("layer")
-    figure.colorbar(ScalarMappable(norm, ENTROPY), ax=panels, label="entropy / causal bound", pad=0.01)
+    grid[0].set_ylabel("layer")
+    figure.colorbar(ScalarMappable(look["norm"], ENTROPY), ax=grid, label="entropy / causal bound", pad=0.01)
     return figure
 
 
 def by_position(results: Results) -> Figure:
     """Mean entropy at each query position i, one line a layer, against its bound log i (dotted)."""
-    figure, panels = subplots(1, len(POSITION_RUNS), height=1.7, sharey=True)
+    figure, grid = subplots(1, len(POSITION_RUNS), height=1.7, sharey=True)
     layers = 12
-    for panel, run in zip(panels, POSITION_RUNS, strict=True):
+    for panel, run in zip(grid, POSITION_RUNS, strict=True):
         panel.set_title(notation(results, run))
         means = heads(results, run, "by_position")  # (L, T)
         if means is None:
             no_data(panel, "not measured")
             continue
-        layers = len(means)
-        positions = np.arange(1, means.shape[1] + 1)
+        layers, count = means.shape
+        positions = np.arange(1, count + 1)
         panel.plot(positions, np.log(positions), color=INK, linewidth=1, linestyle=":")
         for row, depth in zip(means, np.linspace(0, 1, layers), strict=True):
             panel.plot(positions, row, color=DEPTH(depth), linewidth=1.1)
         panel.set_xlabel("query position i")
         panel.grid(axis="y")
-    panels[0].set_ylabel("entropy, nats")
-    depth_bar(figure, panels, layers)
+    grid[0].set_ylabel("entropy, nats")
+    panels.depth_bar(figure, grid, layers)
     return figure
 
 
 def temperatures(results: Results) -> Figure:
     """Learned temperatures with and without the regulariser: by head, and by layer and query position."""
-    figure, panels = subplots(len(TEMPERATURE_RUNS), 2, height=2.9, width_ratios=(1, 2.2))
-    for run, row in zip(TEMPERATURE_RUNS, panels, strict=True):
+    figure, grid = subplots(len(TEMPERATURE_RUNS), 2, height=2.9, width_ratios=(1, 2.2))
+    for run, row in zip(TEMPERATURE_RUNS, grid, strict=True):
         for panel, name in zip(row, ("temperature_mean", "temperature_by_position"), strict=True):
             panel.set_title(notation(results, run))
-            values = learned(results.first(run), name)  # (L, H) or (L, T)
+            values = panels.learned(results.first(run), name)  # (L, H) or (L, T)
             if values is None:
                 no_data(panel, "not measured")
                 continue
             reach = np.nanmax(np.abs(values))
-            mesh = panel.pcolormesh(values, cmap=SIGNED, norm=Normalize(-reach, reach))
-            mesh.set_edgecolor("face")
-            panel.set_yticks(np.array(layer_ticks(len(values))) - 0.5, layer_ticks(len(values)))
+            mesh = panel.pcolormesh(values, cmap=SIGNED, norm=Normalize(-reach, reach), edgecolors="face")
+            panel.set_yticks(np.array(panels.layer_ticks(len(values))) - 0.5, panels.layer_ticks(len(values)))
             panel.set_xlabel("head" if name == "temperature_mean" else "query position")
             figure.colorbar(mesh, ax=panel, label="mean t", pad=0.01)
         row[0].set_ylabel("layer")
@@ -297,34 +257,27 @@ def temperature_lines(results: Results) -> list[dict[str, object]]:
     lowest and highest position and the share of positions below 0.
     """
     lines: list[dict[str, object]] = []
-    for name, entry in (results.parameters.get("runs") or {}).items():
-        if not parse(entry["architecture"]).temperature:
-            continue
-        common = {"run": name, "architecture": entry["architecture"], "scale": results.scale}
-        for trained in results.seeds(name):
-            lines += [common | {"seed": trained.seed} | line for line in _temperatures(trained)]
-        if not results.seeds(name):
-            lines.append(common | {"note": "not run yet"})
+    for name, entry in results.parameters["runs"].items():
+        if parse(entry["architecture"]).temperature:
+            common = {"run": name, "architecture": entry["architecture"], "scale": results.scale}
+            seeds = results.seeds(name)
+            lines += [common | {"seed": one.seed} | line for one in seeds for line in _temperatures(one)]
+            if not seeds:
+                lines.append(common | {"note": "not run yet"})
     return lines
 
 
-def _temperatures(trained: Run) -> list[dict[str, object]]:
-    values = trained.entropy.learned if trained.entropy else {}
-    if not (by_head := values.get("temperature_mean")):
-        return [{"note": "temperatures not stored"}]
-    lines: list[dict[str, object]] = []
-    by_position = values["temperature_by_position"]
-    for layer, (of_heads, of_positions) in enumerate(zip(by_head, by_position, strict=True), start=1):
-        lines += [
-            {"layer": layer, "head": head, "temperature": f"{value:.6g}"}
-            for head, value in enumerate(of_heads, start=1)
-        ]
-        mean: dict[str, object] = {"layer": layer, "head": "mean"}
-        mean["temperature"] = f"{math.fsum(of_heads) / len(of_heads):.6g}"
-        below = np.mean(np.array(of_positions) < 0)
-        ends = {"lowest": min(of_positions), "highest": max(of_positions), "share_below_0": below}
-        lines.append(mean | {key: f"{value:.6g}" for key, value in ends.items()})
-    return lines
+def _temperatures(trained: Run) -> Iterator[dict[str, object]]:
+    by_head, by_position = (panels.learned(trained, f"temperature_{name}") for name in ("mean", "by_position"))
+    if by_head is None:
+        yield {"note": "temperatures not stored"}
+        return
+    for layer, (heads_, positions) in enumerate(zip(by_head, by_position, strict=True), start=1):
+        for head, value in enumerate(heads_, start=1):
+            yield {"layer": layer, "head": head, "temperature": f"{value:.6g}"}
+        values = {"temperature": math.fsum(heads_) / len(heads_), "lowest": positions.min()}
+        values |= {"highest": positions.max(), "share_below_0": np.mean(positions < 0)}
+        yield {"layer": layer, "head": "mean"} | {key: f"{value:.6g}" for key, value in values.items()}
 
 
 # Entropy-Guided Attention ------------------------------------------------------------------------------------------
@@ -339,8 +292,8 @@ def parts(results: Results) -> pd.DataFrame:
         lines.append(
             {
                 "added to SM+ScFuFFN": name,
-                "perplexity": "–" if own is None else f"{own.mean:.2f}",
-                "change, %": "–" if found is None or run == "sm-scfuffn" else found.text(1, signed=True),
+                "perplexity": f"{own.mean:.2f}" if own else "–",
+                "change, %": found.text(1, signed=True) if found and run != "sm-scfuffn" else "–",
                 "seeds": statistics.seed_count(results, run),
             }
         )
@@ -365,11 +318,11 @@ def finetuned(results: Results) -> pd.DataFrame:
 def change_of_heads(results: Results) -> pd.DataFrame:
     """Change in the share of overloaded and collapsed heads by temperature and regulariser, paired by seed."""
     lines = []
-    for plain, regularised in REGULARISED_RUNS.items():
+    for plain, regularised in {"sm-scfuffn": REGULARISED, "sm-scfuffni-6": "ereg-smt-scfuffni-6"}.items():
         line = {"without": notation(results, plain), "with": notation(results, regularised)}
-        for name, quarters in {"overloaded, % points": (3,), "collapsed, % points": (0,)}.items():
-            sides = (results.share_of_heads(run, quarters) for run in (regularised, plain))
+        for name, quarter in {"overloaded": 3, "collapsed": 0}.items():
+            sides = (results.share_of_heads(run, (quarter,)) for run in (regularised, plain))
             found = estimate({seed: 100 * value for seed, value in difference(*sides).items()})
-            line[name] = "–" if found is None else found.text(0, signed=True)
+            line[f"{name}, % points"] = found.text(0, signed=True) if found else "–"
         lines.append(line)
     return pd.DataFrame(lines)

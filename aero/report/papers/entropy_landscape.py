@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import re
+import itertools
 from collections.abc import Callable
-from functools import cache, partial
 
 import numpy as np
 import pandas as pd
@@ -12,16 +11,9 @@ from matplotlib.artist import setp
 from matplotlib.cm import ScalarMappable
 from matplotlib.colors import Normalize
 from matplotlib.figure import Figure
-from numpy.typing import ArrayLike, NDArray
+from numpy.typing import NDArray
 
-from aero.landscape import (
-    entropy_range,
-    gini_by_layer,
-    steepness,
-    steepness_over_orders,
-    wasserstein_1,
-    wasserstein_1_by_layer,
-)
+from aero import landscape
 from aero.published import Cell, Row
 from aero.published import table as printed_table
 from aero.report.papers.panels import ENTROPY, causal_norm, heads, heatmap, layer_ticks, notation
@@ -51,74 +43,65 @@ OTHERS = ("sm-ln-r", "ereg-smt-ln-r", "sm-g", "sm-r", "sm", "sm-scfuffn", "ereg-
 _COLOURS = (INK, "#0072b2", "#009e73", "#d55e00")
 
 
-@cache
 def cells(results: Results) -> list[MeasuredCell]:
     """Every cell of Table 1, for reports/tables."""
-    by_key = {(cell.row.name, cell.published.column.key): cell for cell in table(results, printed_table(LANDSCAPE))}
-    found = []
-    for row in printed_table(LANDSCAPE).rows:
-        for cell in row.cells.values():
-            kind = re.sub(r"_\d+$", "", cell.column.key)
-            found.append(by_key[row.name, cell.column.key] if kind == "ppl" else _heads_cell(results, row, cell, kind))
-    return found
+    return [
+        cell if _kind(cell) == "ppl" else _heads_cell(results, cell.row, cell.published, _kind(cell))
+        for cell in table(results, printed_table(LANDSCAPE))
+    ]
+
+
+def _kind(cell: MeasuredCell) -> str:
+    """ppl, low, high or w1, of any training."""
+    return cell.published.column.key.partition("_")[0]
 
 
 def _heads_cell(results: Results, row: Row, cell: Cell, kind: str) -> MeasuredCell:
     """A statistic of the heads' mean entropies: of the lowest or highest head, or the distance from the baseline's."""
-    name, base = row.trained[cell.column.training], row.trained["baseline"]
-    baseline = {run.seed: run for run in results.seeds(base) if run.entropy}
-    compared = {
-        run.seed: (run, baseline[run.seed]) if kind == "w1" else (run,)
-        for run in results.seeds(name)
-        if run.entropy and (kind != "w1" or run.seed in baseline)
-    }
+    runs = {run.seed: (run.entropy,) for run in results.seeds(row.trained[cell.column.training]) if run.entropy}
+    if kind == "w1":
+        baseline = {run.seed: run.entropy for run in results.seeds(row.trained["baseline"]) if run.entropy}
+        runs = {seed: (*own, baseline[seed]) for seed, own in runs.items() if seed in baseline}
     notes = [cell.note] if cell.note else []
-    found = estimate({s: _statistic(kind, *(run.entropy.mean for run in runs)) for s, runs in compared.items()})
+    found = estimate({seed: STATISTICS[kind](*(one.mean for one in of)) for seed, of in runs.items()})
     if found is None:
-        notes.append("entropies not measured" if results.seeds(name) else "not run yet")
+        notes.append("entropies not measured" if results.seeds(row.trained[cell.column.training]) else "not run yet")
         return MeasuredCell(row, cell, "", None, results.scale, "; ".join(notes))
     seed = found.seeds[0]
     if len(found.seeds) == 1:
         notes.append(f"one seed ({seed}), no interval")
     if kind == "w1":
-        layers = wasserstein_1_by_layer(*(run.entropy.mean for run in compared[seed])).mean()
+        layers = landscape.wasserstein_1_by_layer(*(one.mean for one in runs[seed])).mean()
         notes.append(f"mean of the layers' own distances {layers:.3f} (seed {seed})")
-    error = sampling_error(partial(_statistic, kind), *(run.entropy.blocks for run in compared[seed]))
+    error = sampling_error(STATISTICS[kind], *(one.blocks for one in runs[seed]))
     notes.append("no sampling error stored" if error is None else f"sampling error {error:.2g} (seed {seed})")
     text = f"{found.mean:.{cell.column.digits}f}"
     return MeasuredCell(row, cell, text, found.mean, results.scale, "; ".join(notes), found)
 
 
-def _statistic(kind: str, *of_heads: ArrayLike) -> float:
-    if kind == "w1":
-        return wasserstein_1(*of_heads)
-    low, high = entropy_range(*of_heads)
-    return low if kind == "low" else high
+STATISTICS: dict[str, Callable[..., float]] = {
+    "low": lambda values: landscape.entropy_range(values)[0],
+    "high": lambda values: landscape.entropy_range(values)[1],
+    "w1": landscape.wasserstein_1,
+}
 
 
 def table_1(results: Results) -> pd.DataFrame:
     """Table 1, one line a model and margin: perplexity and range of the heads' entropies, published and measured."""
-    measured = {(cell.row.name, cell.published.column.key): cell for cell in cells(results)}
+    found = {(cell.row.name, cell.published.column.training, _kind(cell)): cell for cell in cells(results)}
     lines = []
-    for row in printed_table(LANDSCAPE).rows:
-        for training, margin in TRAININGS.items():
-            of = {
-                re.sub(r"_\d+$", "", key): cell
-                for (name, key), cell in measured.items()
-                if name == row.name and cell.published.column.training == training
+    for row, training in itertools.product(printed_table(LANDSCAPE).rows, TRAININGS):
+        ppl, low, high, w1 = (found.get((row.name, training, kind)) for kind in ("ppl", "low", "high", "w1"))
+        lines.append(
+            {
+                "model": f"{row.name}, {TRAININGS[training]}",
+                "PPL, published": ppl.published.text,
+                "measured": ppl.text or "–",
+                "heads' entropy (nats), published": _range(low.published.text, high.published.text),
+                "measured ": _range(low.text, high.text),
+                "W₁, published / measured": f"{w1.published.text} / {w1.text or '–'}" if w1 else "–",
             }
-            lines.append(
-                {
-                    "model": f"{row.name}, {margin}",
-                    "PPL, published": of["ppl"].published.text,
-                    "measured": of["ppl"].text or "–",
-                    "heads' entropy (nats), published": _range(of["low"].published.text, of["high"].published.text),
-                    "measured ": _range(of["low"].text, of["high"].text),
-                    "W₁, published / measured": f"{of['w1'].published.text} / {of['w1'].text or '–'}"
-                    if "w1" in of
-                    else "–",
-                }
-            )
+        )
     return pd.DataFrame(lines)
 
 
@@ -131,18 +114,17 @@ def spread(results: Results) -> pd.DataFrame:
     base, lines = heads(results, "sm-ln-g"), []
     for run in (*MARGINS, *OTHERS):
         grid = heads(results, run)
-        if grid is None:
-            continue
-        distance = wasserstein_1(grid, base) if base is not None and grid.shape == base.shape else float("nan")
-        lines.append(
-            {
-                "configuration": notation(results, run),
-                "steepness": f"{steepness(grid).mean():.2f}",
-                "over random head orders": f"{steepness_over_orders(grid).mean():.2f}",
-                "Gini, mean over layers": f"{np.nanmean(gini_by_layer(grid)):.2f}",
-                "W₁ from SM+LN+G": f"{distance:.2f}",
-            }
-        )
+        if grid is not None:
+            distance = "–" if base is None else f"{landscape.wasserstein_1(grid, base):.2f}"
+            lines.append(
+                {
+                    "configuration": notation(results, run),
+                    "steepness": f"{landscape.steepness(grid).mean():.2f}",
+                    "over random head orders": f"{landscape.steepness_over_orders(grid).mean():.2f}",
+                    "Gini, mean over layers": f"{np.nanmean(landscape.gini_by_layer(grid)):.2f}",
+                    "W₁ from SM+LN+G": distance,
+                }
+            )
     return pd.DataFrame(lines)
 
 
@@ -159,10 +141,8 @@ def figure_1(results: Results) -> Figure:
         x, y = np.meshgrid(np.arange(1, count + 1), np.arange(1, layers + 1))
         options = {"cmap": ENTROPY, "norm": norm, "linewidth": 0.3, "edgecolor": PAPER}
         panel.plot_surface(x, y, found[run], rstride=1, cstride=1, **options)
-        panel.set_zlim(0, norm.vmax)
         panel.view_init(elev=28, azim=-52)
-        panel.set_xticks(layer_ticks(count))
-        panel.set_yticks(range(2, layers + 1, max(2, layers // 3)))
+        panel.set(zlim=(0, norm.vmax), xticks=layer_ticks(count), yticks=range(2, layers + 1, max(2, layers // 3)))
         panel.tick_params(pad=-3)
         panel.set_xlabel("head", labelpad=-3)
         panel.set_ylabel("layer", labelpad=-3)
@@ -175,7 +155,7 @@ def figure_2(results: Results) -> Figure:
     """Gradient magnitude over layers and heads, of the mean (the caption's) and of the median entropy (the text's)."""
     kinds = ("mean", "median")
     found = {(kind, run): heads(results, run, kind) for kind in kinds for run in MARGINS}
-    maps = {key: steepness(values) for key, values in found.items() if values is not None}
+    maps = {key: landscape.steepness(values) for key, values in found.items() if values is not None}
     norm = Normalize(0, max((np.nanmax(values) for values in maps.values()), default=1.0))
     figure, panels = subplots(2, len(MARGINS), height=3.3, sharex=True, sharey=True)
     for row, kind in zip(panels, kinds, strict=True):
@@ -195,21 +175,19 @@ def figure_3(results: Results) -> Figure:
         baseline = heads(results, runs[0])
         for run, name, colour in zip(runs, TRAININGS.values(), _COLOURS, strict=True):
             values = heads(results, run)
-            if values is None:
-                continue
-            measures: list[NDArray[np.float64] | None] = [values.mean(1), gini_by_layer(values), None]
-            if baseline is not None and run != runs[0]:
-                measures[2] = wasserstein_1_by_layer(values, baseline)
-            for panel, measure in zip(row, measures, strict=True):
-                if measure is not None:
+            if values is not None:
+                measures = [values.mean(1), landscape.gini_by_layer(values)]
+                if baseline is not None and run != runs[0]:
+                    measures.append(landscape.wasserstein_1_by_layer(values, baseline))
+                for panel, measure in zip(row, measures, strict=False):
                     panel.plot(range(1, len(measure) + 1), measure, "o-", color=colour, markersize=2.5, label=name)
         for panel, measure in zip(row, ("mean entropy, nats", "Gini coefficient", "W₁, nats"), strict=True):
             panel.set_title(f"{measure}, {activation}")
-            if not panel.lines:
-                no_data(panel, "not measured")
-            else:
+            if panel.lines:
                 panel.set_ylim(bottom=0)
                 panel.grid(axis="y")
+            else:
+                no_data(panel, "not measured")
     setp(panels[1], xlabel="layer")
     handles, labels = panels[0, 0].get_legend_handles_labels()
     if handles:
@@ -217,21 +195,14 @@ def figure_3(results: Results) -> Figure:
     return figure
 
 
-def sampling_error(
-    statistic: Callable[..., ArrayLike], *blocks: ArrayLike, resamples: int = 400, seed: int = 0
-) -> NDArray[np.float64] | None:
+def sampling_error(statistic: Callable[..., float], *blocks: NDArray[np.float64]) -> float | None:
     """Bootstrap standard error of `statistic` for the held-out tokens; None for fewer than two blocks.
 
     blocks: one array (K, …) a model, entropies averaged over each of K blocks of held-out sequences. K blocks are drawn
     with replacement, the same of every model; `statistic` takes their means.
     """
-    arrays = [np.asarray(block, dtype=float) for block in blocks]
-    if not arrays or any(len(array) < 2 or len(array) != len(arrays[0]) for array in arrays):
+    count = len(blocks[0])
+    if count < 2 or any(len(array) != count for array in blocks):
         return None
-    draw = np.random.default_rng(seed)
-    count = len(arrays[0])
-    found = [
-        np.asarray(statistic(*(np.add.reduce(array[chosen]) / count for array in arrays)), dtype=float)
-        for chosen in draw.integers(0, count, (resamples, count))
-    ]
-    return np.std(found, axis=0, ddof=1)
+    chosen = np.random.default_rng(0).integers(0, count, (400, count))
+    return np.std([statistic(*(array[draw].sum(0) / count for array in blocks)) for draw in chosen], ddof=1)

@@ -5,7 +5,7 @@ Unless a function says otherwise it draws the first seed of a run. A panel witho
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -13,8 +13,9 @@ import pandas as pd
 from matplotlib.artist import setp
 from matplotlib.axes import Axes
 from matplotlib.cm import ScalarMappable
-from matplotlib.colors import LinearSegmentedColormap, LogNorm, Normalize
+from matplotlib.colors import LinearSegmentedColormap, Normalize
 from matplotlib.figure import Figure
+from matplotlib.lines import Line2D
 from matplotlib.patheffects import withStroke
 from matplotlib.ticker import MaxNLocator
 from numpy.typing import NDArray
@@ -23,14 +24,7 @@ from aero.report.results import Results, Run
 from aero.report.show import INK, MUTED, PAPER, no_data, subplots
 
 TABLE_2_RUNS = ("sm-ln-g", "sm-ln-r", "sm-ln", "sm-g", "sm-r", "sm")
-STABILISED_RUNS = ("sm-wnorm-ffn", "sm-snorm-ffn", "sm-scffn")
-STABILISED = ("weight norm.", "spectral norm.", "scaled FFN")
 REGULARISED = "ereg-smt-scfuffn"
-PRUNED_RUNS = ("sm-scfuffn", *(f"sm-scfuffni-{pruned}" for pruned in range(1, 8)))
-MARGIN_RUNS = {
-    percent / 100: REGULARISED if percent == 20 else f"ereg-smt-scfuffn-gamma-{percent:02d}"
-    for percent in range(0, 31, 5)
-}
 
 ENTROPY = LinearSegmentedColormap.from_list(
     "entropy", ["#00204c", "#213d6b", "#555b6c", "#7b7a77", "#a59c74", "#d3c064", "#ffe945"]
@@ -38,18 +32,28 @@ ENTROPY = LinearSegmentedColormap.from_list(
 """Dark blue (collapsed) to yellow (overloaded), in the order of cividis."""
 DEPTH = LinearSegmentedColormap.from_list("depth", ["#2f6db3", "#7d8a97", "#c9971c"])
 """First layer to last; visible on a light and a dark page."""
-COUNTS = LinearSegmentedColormap.from_list("counts", ["#f3c9b4", "#d55e00", "#5a1c00"])
 
-QUARTERS = ("0 to ¼ max", "¼ to ½ max", "½ to ¾ max", "¾ max to max")
-QUARTER_COLOURS = ("#213d6b", "#7b7a77", "#c2b370", "#ffe945")
+Runs = Sequence[str] | Mapping[str, str]
+"""Names of runs, or titles by name."""
+QUARTERS = {
+    "0 to ¼ max": "#213d6b",
+    "¼ to ½ max": "#7b7a77",
+    "½ to ¾ max": "#c2b370",
+    "¾ max to max": "#ffe945",
+}
 MAXIMA = {"observed": "observed maximum", "causal_bound": "causal bound ln(T!)/T", "log_T": "log T"}
 
 
 def notation(results: Results, run: str) -> str:
     """Architecture of a run in the papers' notation, and its margin where it is not the usual one."""
-    entry = (results.parameters.get("runs") or {}).get(run, {})
+    entry = results.parameters["runs"].get(run, {})
     gamma = (entry.get("regularizer") or {}).get("gamma")
     return entry.get("architecture", run) + (f", γ = {gamma:.2f}" if gamma is not None else "")
+
+
+def titles(results: Results, runs: Runs) -> Mapping[str, str]:
+    """Title by run: the given one, or the architecture."""
+    return runs if isinstance(runs, Mapping) else {run: notation(results, run) for run in runs}
 
 
 def heads(results: Results, run: str, kind: str = "mean") -> NDArray[np.float64] | None:
@@ -61,6 +65,12 @@ def heads(results: Results, run: str, kind: str = "mean") -> NDArray[np.float64]
 def learned(run: Run | None, name: str) -> NDArray[np.float64] | None:
     values = run.entropy.learned.get(name) if run and run.entropy else None
     return np.array(values, dtype=float) if values else None
+
+
+def line_legend(figure: Figure, styles: Mapping[str, Mapping[str, Any]], place: str = "upper left") -> None:
+    """One legend of lines or markers outside all panels; styles by label."""
+    handles = [Line2D([], [], label=label, **style) for label, style in styles.items()]
+    figure.legend(handles=handles, loc=f"outside {place}", ncols=len(handles), frameon=False)
 
 
 def layer_ticks(layers: int) -> range:
@@ -79,15 +89,8 @@ def heatmap(panel: Axes, values: NDArray[np.float64] | None, norm: Normalize) ->
         no_data(panel, "not measured")
         return None
     layers, count = values.shape
-    mesh = panel.pcolormesh(
-        np.arange(count + 1) + 0.5,
-        np.arange(layers + 1) + 0.5,
-        np.ma.masked_invalid(values),
-        cmap=ENTROPY,
-        norm=norm,
-        edgecolors=PAPER,
-        linewidth=0.4,
-    )
+    look = {"cmap": ENTROPY, "norm": norm, "edgecolors": PAPER, "linewidth": 0.4}
+    mesh = panel.pcolormesh(range(1, count + 1), range(1, layers + 1), values, **look)
     panel.set_xticks(layer_ticks(count))
     panel.set_yticks(layer_ticks(layers))
     panel.tick_params(length=0)
@@ -95,18 +98,15 @@ def heatmap(panel: Axes, values: NDArray[np.float64] | None, norm: Normalize) ->
     return mesh
 
 
-def heatmaps(
-    results: Results, runs: Sequence[str], names: Sequence[str] | None = None, columns: int = 6, height: float = 2.6
-) -> Figure:
+def heatmaps(results: Results, runs: Runs, height: float) -> Figure:
     """Mean entropy of every head of the runs, on one colour scale up to the causal bound."""
-    figure, grid = subplots(-(-len(runs) // columns), columns, height=height, squeeze=False, sharey=True)
+    figure, panels = subplots(1, len(runs), height=height, sharey=True)
     norm = causal_norm(results, runs)
-    for panel, run, name in zip(grid.flat, runs, names or [notation(results, run) for run in runs], strict=False):
-        panel.set_title(name)
+    for panel, (run, title) in zip(panels, titles(results, runs).items(), strict=True):
+        panel.set(title=title, xlabel="head")
         heatmap(panel, heads(results, run), norm)
-        panel.set_xlabel("head")
-    setp(grid[:, 0], ylabel="layer")
-    figure.colorbar(ScalarMappable(norm, ENTROPY), ax=grid, label="mean entropy, nats", shrink=0.9, pad=0.01)
+    panels[0].set_ylabel("layer")
+    figure.colorbar(ScalarMappable(norm, ENTROPY), ax=panels, label="mean entropy, nats", shrink=0.9, pad=0.01)
     return figure
 
 
@@ -115,47 +115,33 @@ PRINTED["path_effects"] = [withStroke(linewidth=4, foreground=PAPER)]
 
 
 def quarter_bars(
-    results: Results,
-    runs: Sequence[str],
-    names: Sequence[str] | None = None,
-    maxima: Sequence[str] = tuple(MAXIMA),
-    printed: Sequence[tuple[str, tuple[int, ...], float]] = (),
+    results: Results, runs: Runs, maxima: Sequence[str] = tuple(MAXIMA), printed: Sequence[tuple[str, float]] = ()
 ) -> Figure:
     """Fraction of heads per quarter of each maximum, mean over seeds; one bar a run, one panel a maximum.
 
-    printed: (run, quarters, fraction) of the paper. In the panel of the observed maximum, a line across the bar marks
-    where the last quarter begins or the first ends.
+    printed: (run, fraction of heads) of the paper, where the last quarter of the observed maximum begins or the first
+    ends: a line across the bar.
     """
     figure, panels = subplots(1, len(maxima), height=0.88 + 0.17 * len(runs), sharey=True)
-    panels = np.atleast_1d(panels)
     for panel, maximum in zip(panels, maxima, strict=True):
-        for place, run in enumerate(runs):
-            seeds = list(results.quarters(run, maximum).values())
-            if not seeds:
-                panel.text(0.02, place, "not measured", va="center", color=MUTED, style="italic")
-            left = 0.0
-            for fraction, colour, ink in zip(
-                np.mean(seeds, axis=0) if seeds else (), QUARTER_COLOURS, "wwkk", strict=False
-            ):
-                panel.barh(place, fraction, 0.72, left=left, color=colour, edgecolor=PAPER, linewidth=0.6)
-                if fraction >= 0.07 * len(maxima):
-                    middle = left + fraction / 2
-                    panel.text(middle, place, f"{fraction:.0%}", ha="center", va="center", color=ink)
-                left += fraction
-        for run, quarters, value in printed if maximum == "observed" else ():
-            edge = {(3,): 1 - value, (0,): value}.get(quarters)
-            if edge is not None and run in runs:
-                panel.plot([edge], [list(runs).index(run)], **PRINTED)
-        panel.set_title(MAXIMA[maximum])
-        panel.set_xlim(0, 1)
+        seeds = [list(results.quarters(run, maximum).values()) for run in runs]
+        shares = np.array([np.mean(found, axis=0) if found else [np.nan] * 4 for found in seeds])  # (runs, 4)
+        for place in np.flatnonzero(np.isnan(shares[:, 0])):
+            panel.text(0.02, place, "not measured", va="center", color=MUTED, style="italic")
+        for quarter, (name, colour) in enumerate(QUARTERS.items()):
+            own, left = shares[:, quarter], shares[:, :quarter].sum(1)
+            look = {"color": colour, "edgecolor": PAPER, "linewidth": 0.6}
+            drawn = panel.barh(range(len(runs)), own, 0.72, left=left, label=name, **look)
+            shown = [f"{share:.0%}" if share >= 0.07 * len(maxima) else "" for share in own]
+            panel.bar_label(drawn, shown, label_type="center", color="w" if quarter < 2 else "k")
+        for run, edge in printed if maximum == "observed" else ():
+            panel.plot([edge], [list(runs).index(run)], **PRINTED)
+        panel.set(title=MAXIMA[maximum], xlim=(0, 1), xlabel="fraction of heads")
         panel.set_xticks([0, 0.25, 0.5, 0.75, 1], ["0", "¼", "½", "¾", "1"])
-        panel.set_xlabel("fraction of heads")
         panel.tick_params(axis="y", length=0)
-    panels[0].set_yticks(range(len(runs)), names or [notation(results, run) for run in runs])
+    panels[0].set_yticks(range(len(runs)), titles(results, runs).values())
     panels[0].set_ylim(len(runs) - 0.5, -0.6)
-    handles = [
-        panels[0].barh(-5, 1, color=colour, label=name) for colour, name in zip(QUARTER_COLOURS, QUARTERS, strict=True)
-    ]
+    handles: list[Any] = list(panels[0].containers)
     if printed:
         handles += panels[0].plot([], [], **PRINTED, label="published")
     figure.legend(handles=handles, loc="outside upper center", ncols=5, frameon=False)
@@ -195,16 +181,11 @@ def layer_lines(panel: Axes, results: Results, run: str, name: str, quantity: st
     panel.grid(axis="y")
 
 
-def over_training(
-    results: Results, runs: Sequence[str], names: Sequence[str] | None = None, columns: int = 3, height: float = 1.05
-) -> Figure:
+def over_training(results: Results, runs: Runs, rows: int = 2, height: float = 1.05) -> Figure:
     """Entropy of each layer, mean over heads, over training; all panels on one scale. height: of a row, inches."""
-    rows = -(-len(runs) // columns)
-    figure, grid = subplots(rows, columns, height=rows * height, squeeze=False, sharey=True)
-    for panel, run, name in zip(grid.flat, runs, names or [notation(results, run) for run in runs], strict=False):
-        layer_lines(panel, results, run, name)
-    for panel in grid.flat[len(runs) :]:
-        panel.set_visible(False)
+    figure, grid = subplots(rows, len(runs) // rows, height=rows * height, squeeze=False, sharey=True)
+    for panel, (run, title) in zip(grid.flat, titles(results, runs).items(), strict=True):
+        layer_lines(panel, results, run, title)
     grid[0, 0].set_ylim(bottom=0)
     setp(grid[:, 0], ylabel="entropy, nats")
     setp(grid[-1], xlabel="training step")
@@ -213,25 +194,6 @@ def over_training(
 
 
 def depth_bar(figure: Figure, panels: Any, layers: int) -> None:
-    aspect = 10 * (len(panels) if np.ndim(panels) == 2 else 1)
-    bar = figure.colorbar(
-        ScalarMappable(Normalize(1, layers), DEPTH), ax=panels, label="layer", pad=0.01, aspect=aspect
-    )
+    colours = ScalarMappable(Normalize(1, layers), DEPTH)
+    bar = figure.colorbar(colours, ax=panels, label="layer", pad=0.01, aspect=10 * np.atleast_2d(panels).shape[0])
     bar.locator = MaxNLocator(3, integer=True)
-
-
-def overflow_map(figure: Figure, panel: Axes, results: Results, run: str, title: str) -> None:
-    """How many values of each block's output float16 cannot hold, layer by evaluated step; none is blank."""
-    panel.set_title(title)
-    overflow = logged(results, run, "overflow")
-    counts = overflow.to_numpy().T  # (L, evaluations)
-    if not counts.size or not np.nanmax(counts) > 0:
-        no_data(panel, "none in this training" if counts.size else "not logged")
-        return
-    shown = np.ma.masked_less(np.ma.masked_invalid(counts), 1)
-    mesh = panel.pcolormesh(shown, cmap=COUNTS, norm=LogNorm(1, max(np.nanmax(counts), 10)))
-    every = max(1, len(overflow) // 3)
-    panel.set_xticks(np.arange(0, len(overflow), every) + 0.5, list(map(str, overflow.index[::every])))
-    panel.set_yticks(np.array(layer_ticks(len(counts))) - 0.5, layer_ticks(len(counts)))
-    panel.set_xlabel("training step")
-    figure.colorbar(mesh, ax=panel, label="values beyond float16", pad=0.01)

@@ -10,7 +10,7 @@ import functools
 import json
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import Any
 
@@ -38,7 +38,6 @@ CHANCE = {"words": 25.0, "people": 100 / 24, "pairs": 0.0}
 """Per cent right of a guess."""
 CEILING = 98.0
 COST = "parallel_context/cost.json"
-"""Time and memory."""
 METHODS = {"naive": "no remedy", "sink": "shared sink", "select": "selective", "both": "sink and selective"}
 Row = dict[str, Any]
 
@@ -94,25 +93,35 @@ class Measured:
         found = [row[what] for row in self.rows.get((task, setting), []) if what in row]
         return np.mean(found, 0) if found else None
 
+    def over_full(self, task: str, what: str) -> np.ndarray | None:
+        """A number of every layer at the largest P over that in full attention; of keys and values, of the same tokens
+        in both."""
+        setting = Setting(max(self.segments(task)))
+        full = (
+            self.layers(task, Setting(1), what) if what == "logit_mean" else self.layers(task, setting, f"{what}_full")
+        )
+        apart = self.layers(task, setting, what)
+        return None if apart is None or full is None else apart / full
 
-@functools.cache
-def _read(root: Path, path: Path, changed: int) -> Measured:
+
+def _read(results: Results, path: Path) -> Measured:
     lines = [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()]
     rows: dict[tuple[str, Setting], list[Row]] = {}
     for row in lines:
         if "task" in row:
-            setting = Setting(**{name: row[name] for name in Setting.__dataclass_fields__})
+            setting = Setting(**{field.name: row[field.name] for field in fields(Setting)})
             rows.setdefault((row["task"], setting), []).append(row)
     about = next(row["run"] for row in reversed(lines) if "run" in row)
-    return Measured(str(path.relative_to(root)), about, rows, about["selection"], tuple(about["sinks"]))
+    return Measured(str(path.relative_to(results.root)), about, rows, about["selection"], tuple(about["sinks"]))
 
 
+@functools.cache
 def models(results: Results) -> dict[str, Measured]:
     """Every measured model by name; fresh files replace committed ones."""
     found = {}
     for folder in ("results/parallel_context", "runs/parallel_context"):
         for path in sorted((results.root / folder).glob("*.jsonl")):
-            found[path.stem] = _read(results.root, path, path.stat().st_mtime_ns)
+            found[path.stem] = _read(results, path)
     return found
 
 
@@ -123,11 +132,9 @@ def measured(results: Results) -> Measured | None:
 
 def by_length(results: Results) -> dict[int, Measured]:
     """The pretrained model by the length of its texts in tokens; the shortest are those of `measured`."""
-    folder = results.root / "results/parallel_context"
-    paths = [path for path in (folder / f"{MODEL}.jsonl", *folder.glob(f"*/{MODEL}.jsonl")) if path.is_file()]
-    found = [_read(results.root, path, path.stat().st_mtime_ns) for path in paths]
-    first = ("bible", Setting(1))
-    return dict(sorted((model.rows[first][0]["tokens"], model) for model in found if first in model.rows))
+    longer = sorted((results.root / "results/parallel_context").glob(f"*/{MODEL}.jsonl"))
+    found, first = [measured(results), *(_read(results, path) for path in longer)], ("bible", Setting(1))
+    return dict(sorted((model.rows[first][0]["tokens"], model) for model in found if model and first in model.rows))
 
 
 def peak_memory(results: Results) -> float:
@@ -159,10 +166,10 @@ def score(model: Measured, task: str, setting: Setting) -> Estimate | None:
     return Estimate(100 * mean, *(100 * end for end in wilson(mean, len(values))), ())
 
 
-def over(values: Sequence[float]) -> Estimate:
-    """Mean and t-interval over episodes."""
+def over(values: Sequence[float]) -> Estimate | None:
+    """Mean and t-interval over episodes; None without any."""
     found = estimate(dict(enumerate(values)))
-    return Estimate(found.mean, found.low, found.high, ())
+    return found and replace(found, seeds=())
 
 
 def lost(model: Measured, task: str, one: Setting, other: Setting) -> Estimate | None:
@@ -170,13 +177,10 @@ def lost(model: Measured, task: str, one: Setting, other: Setting) -> Estimate |
 
     Of points the interval of Agresti and Min, which adds half an episode to each of the four outcomes of a pair.
     """
-    first, second = model.values(task, one), model.values(task, other)
-    pairs = [(first[episode], second[episode]) for episode in first.keys() & second.keys()]
-    if not pairs:
-        return None
-    if is_text(task):
-        return over([a - b for a, b in pairs])
-    worse, better, count = (sum(a < b for a, b in pairs), sum(a > b for a, b in pairs), len(pairs))
+    differences = _differences(model, task, one, other, "scores")
+    if not differences or is_text(task):
+        return over(differences)
+    worse, better, count = sum(d < 0 for d in differences), sum(d > 0 for d in differences), len(differences)
     difference = (worse - better) / (count + 2)
     half = Z * math.sqrt((worse + better + 1) / (count + 2) - difference**2) / math.sqrt(count + 2)
     ends = (max(-100.0, 100 * (difference - half)), min(100.0, 100 * (difference + half)))
@@ -185,9 +189,12 @@ def lost(model: Measured, task: str, one: Setting, other: Setting) -> Estimate |
 
 def entropy_change(model: Measured, task: str, one: Setting, other: Setting) -> Estimate | None:
     """Entropy of the query's attention at `one` minus that at `other`, over the episodes of both, in nats."""
-    first, second = (model.values(task, setting, "entropies") for setting in (one, other))
-    both = sorted(first.keys() & second.keys())
-    return over([first[episode] - second[episode] for episode in both]) if both else None
+    return over(_differences(model, task, one, other, "entropies"))
+
+
+def _differences(model: Measured, task: str, one: Setting, other: Setting, what: str) -> list[float]:
+    first, second = (model.values(task, setting, what) for setting in (one, other))
+    return [value - second[episode] for episode, value in first.items() if episode in second]
 
 
 def gate(model: Measured, task: str) -> str:
@@ -229,9 +236,8 @@ def pearson(x: Sequence[float], y: Sequence[float]) -> Estimate:
     if len(x) < 3 or not np.std(x) or not np.std(y):
         return Estimate(math.nan, None, None, ())
     found = pearsonr(x, y)
-    has_interval = len(x) > 3 and abs(found.statistic) < 1 - 1e-12
-    low, high = map(float, found.confidence_interval(CONFIDENCE)) if has_interval else (None, None)
-    return Estimate(float(found.statistic), low, high, ())
+    low, high = found.confidence_interval(CONFIDENCE) if len(x) > 3 else (None, None)
+    return Estimate(found.statistic, low, high, ())
 
 
 def correlation_text(found: Estimate) -> str:
@@ -246,24 +252,18 @@ def _of_model(quantity: Callable[..., dict[str, Any]]) -> Callable[..., Measurem
     holds further evidence, a key `what` says what the numbers are."""
 
     @functools.wraps(quantity)
-    def measure(results: Results, **parameters: Any) -> Measurement:
+    def measure(results: Results, tasks: list[str], **parameters: Any) -> Measurement:
         model = measured(results)
-        wanted = parameters.pop("tasks")
         if model is None:
             return Measurement("", SCALE, missing="not measured: make parallel")
-        closed = {task: why for task in wanted if (why := gate(model, task))}
-        found = quantity(model, [task for task in wanted if task not in closed], **parameters)
+        closed = {task: why for task in tasks if (why := gate(model, task))}
+        found = quantity(model, [task for task in tasks if task not in closed], **parameters)
         notes, what = [f"{model.path}, {model.about['model']}", *found.pop("notes", [])], found.pop("what", "")
         effects = {task: effect for task, effect in found.items() if effect is not None}
         notes += [f"{task} left out: {why}" for task, why in closed.items()]
-        return Measurement(
-            what + ", ".join(f"{task} {effect.text(2)}" for task, effect in effects.items()),
-            SCALE,
-            "; ".join(notes),
-            effects=effects,
-            missing="" if effects else "no task that can show it",
-            trained=True,
-        )
+        text = what + ", ".join(f"{task} {effect.text(2)}" for task, effect in effects.items())
+        missing = "" if effects else "no task that can show it"
+        return Measurement(text, SCALE, "; ".join(notes), effects=effects, missing=missing, trained=True)
 
     return measure
 
@@ -326,13 +326,8 @@ def size_in_segments(model: Measured, tasks: list[str], of: str) -> dict[str, An
     """What the largest P makes of a size without a remedy, over that in full attention, minus 1: of the keys of
     segments' first tokens (key_first) or of later ones (key_later), of the same tokens in both; or of the query's
     logits (logit_mean). Over layers but the first, which knows nothing but its tokens."""
-    found: dict[str, Any] = {}
-    for task in tasks:
-        setting = Setting(max(model.segments(task)))
-        whole = (setting, f"{of}_full") if of.startswith("key") else (Setting(1), of)
-        apart, full = model.layers(task, setting, of), model.layers(task, *whole)
-        found[task] = None if apart is None or full is None else over(list(apart[1:] / full[1:] - 1))
-    return found
+    ratios = {task: model.over_full(task, of) for task in tasks}
+    return {task: None if ratio is None else over(list(ratio[1:] - 1)) for task, ratio in ratios.items()}
 
 
 @_of_model
@@ -349,10 +344,10 @@ def best_k(model: Measured, tasks: list[str]) -> dict[str, Any]:
         p = max(model.segments(task))
         fixed = sorted({s.top_k for name, s in model.rows if name == task and s.top_k})
         scores = {k: score(model, task, model.setting(task, p, "select", top_k=k)) for k in fixed}
-        means = {k: -loss_of(task, found.mean) for k, found in scores.items() if found}
+        means = {k: found.mean for k, found in scores.items() if found}
         if means:
-            best[task] = max(means, key=lambda k: (means[k], -k))
-            shown.append(f"{task}: " + ", ".join(f"K={k} {scores[k].mean:.1f}" for k in means))
+            best[task] = min(means, key=lambda k: (loss_of(task, means[k]), k))
+            shown.append(f"{task}: " + ", ".join(f"K={k} {mean:.1f}" for k, mean in means.items()))
     last = best.get("pairs")
     found = {task: exact(float(k - last)) for task, k in best.items() if last and task != "pairs"}
     return found | {"notes": shown, "what": "best K minus that of pairs: "}

@@ -3,40 +3,23 @@
 from __future__ import annotations
 
 import functools
+import itertools
 import textwrap
-from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
+from statistics import fmean
 
 import numpy as np
 import pandas as pd
-from matplotlib.axes import Axes
+from matplotlib.artist import setp
 from matplotlib.figure import Figure
-from matplotlib.lines import Line2D
 from matplotlib.ticker import MaxNLocator
 
 from aero.published import Table, load
 from aero.records import csv_text
-from aero.report.papers.panels import heads
-from aero.report.papers.parallel_context import (
-    CHANCE,
-    COST,
-    KINDS,
-    METHODS,
-    MODEL,
-    PAPER,
-    SCALE,
-    TITLES,
-    Measured,
-    Setting,
-    by_length,
-    correlation,
-    correlation_text,
-    curve,
-    is_text,
-    measured,
-    over,
-    score,
-)
+from aero.report.papers import parallel_context as parallel
+from aero.report.papers.panels import heads, line_legend
+from aero.report.papers.parallel_context import KINDS, METHODS, TITLES, Measured, Setting
 from aero.report.results import Results
 from aero.report.show import GRID, INK, MUTED, not_measured, subplots
 from aero.report.statistics import Estimate
@@ -47,28 +30,27 @@ from aero.report.tables import COLUMNS, NOT_COMPARABLE, csv_line
 
 def files(results: Results) -> dict[Path, str]:
     """reports/tables/parallel_context_table_main.csv and _ablation.csv: a line a published cell and task."""
-    folder, printed = Path("reports/tables"), load(PAPER).tables
-    return {folder / f"{PAPER}_table_{name}.csv": _csv(measured(results), printed[name]) for name in printed}
+    folder, printed = Path("reports/tables"), load(parallel.PAPER).tables
+    return {
+        folder / f"{parallel.PAPER}_table_{name}.csv": _csv(parallel.measured(results), printed[name])
+        for name in printed
+    }
 
 
 def _csv(model: Measured | None, printed: Table) -> str:
     lines = []
-    for row in printed.rows:
-        for kind, cell in row.cells.items():
-            for task in [task for task in model.tasks if KINDS[task] == kind] if model else [None]:
-                setting = _setting_of(model, printed, row.name, task) if task else None
-                found = score(model, task, setting) if task else None
-                value, scale = (f"{found.mean:.6g}", SCALE) if found else ("", "")
-                note = _note(model, task, setting) if found else "not measured yet"
-                named = row.name, cell.column.label, cell.text, value, cell.column.unit, scale
-                lines.append(csv_line(*named, found, note))
+    for row, task in itertools.product(printed.rows, model.tasks if model else ()):
+        if cell := row.cells.get(KINDS[task]):
+            setting = _setting_of(model, printed, row.name, task)
+            found = parallel.score(model, task, setting)
+            value, scale, note = "", "", "not measured yet"
+            if found:
+                own = f"{parallel.MODEL}, {TITLES[task]}, P={setting.segments}"
+                note = f"{NOT_COMPARABLE}: published for another model and other data; {own}: interval over "
+                note += f"{len(model.values(task, setting))} episodes"
+                value, scale = f"{found.mean:.6g}", parallel.SCALE
+            lines.append(csv_line(row.name, cell.column.label, cell.text, value, cell.column.unit, scale, found, note))
     return csv_text(COLUMNS, lines)
-
-
-def _note(model: Measured, task: str, setting: Setting) -> str:
-    episodes = len(model.values(task, setting))
-    own = f"{MODEL}, {TITLES[task]}, P={setting.segments}: interval over {episodes} episodes"
-    return f"{NOT_COMPARABLE}: published for another model and other data; {own}"
 
 
 def _setting_of(model: Measured, printed: Table, row: str, task: str) -> Setting:
@@ -83,13 +65,13 @@ def _setting_of(model: Measured, printed: Table, row: str, task: str) -> Setting
 def _beside_published(results: Results, number: str) -> pd.DataFrame:
     """A printed table, published / measured: full attention against P segments without a remedy, or selective attention
     by K and aggregation at the largest P of each task."""
-    model, printed, rows = measured(results), load(PAPER).tables[number], []
+    model, printed, rows = parallel.measured(results), load(parallel.PAPER).tables[number], []
     for row in printed.rows:
         line = {"attention": row.name}
         for task in model.tasks if model else ():
-            if KINDS[task] in row.cells:
-                found = score(model, task, _setting_of(model, printed, row.name, task))
-                line[TITLES[task]] = f"{row.cells[KINDS[task]].text} / {_cell(task, found)}"
+            if cell := row.cells.get(KINDS[task]):
+                setting = _setting_of(model, printed, row.name, task)
+                line[TITLES[task]] = f"{cell.text} / {_cell(model, task, setting)}"
         rows.append(line)
     return pd.DataFrame(rows)
 
@@ -97,50 +79,46 @@ def _beside_published(results: Results, number: str) -> pd.DataFrame:
 table_main, table_ablation = (functools.partial(_beside_published, number=number) for number in ("main", "ablation"))
 
 
-def _cell(task: str, found: Estimate | None) -> str:
+def _cell(model: Measured, task: str, setting: Setting) -> str:
     """A score with its interval, a dash where there is none."""
-    return found.text(1 if is_text(task) else 0) if found else "–"
+    found = parallel.score(model, task, setting)
+    return found.text(1 if parallel.is_text(task) else 0) if found else "–"
 
 
 def table_methods(model: Measured | None) -> pd.DataFrame:
     """Performance with every remedy, the oracles and the adaptive K at the largest P of each task."""
-    tasks = model.tasks if model else ()
-    columns = {f"{TITLES[task]}, P = {max(model.segments(task))}": _by_encoding(model, task) for task in tasks}
+    columns = {}
+    for task in model.tasks if model else ():
+        p = max(model.segments(task))
+        settings = {"full attention": model.setting(task, 1)}
+        settings |= {words: model.setting(task, p, method) for method, words in METHODS.items()}
+        settings |= {f"sink: {name}": Setting(p, sink=name) for name in model.sinks[1:]}
+        for mass in sorted({setting.mass for _, setting in model.rows if setting.mass}):
+            chosen = model.setting(task, p, "select", top_k=None, mass=mass)
+            settings[f"selective, {mass:.0%} of the scores"] = chosen
+        settings |= {f"{which} of full attention": Setting(p, oracle=which) for which in ("keys", "values")}
+        cells = {words: _cell(model, task, setting) for words, setting in settings.items()}
+        columns[f"{TITLES[task]}, P = {p}"] = cells
     return pd.DataFrame(columns).rename_axis("encoding").reset_index()
-
-
-def _by_encoding(model: Measured, task: str) -> dict[str, str]:
-    p = max(model.segments(task))
-    settings = {"full attention": model.setting(task, 1)}
-    settings |= {words: model.setting(task, p, method) for method, words in METHODS.items()}
-    settings |= {f"sink: {name}": Setting(p, sink=name) for name in model.sinks[1:]}
-    for mass in sorted({setting.mass for _, setting in model.rows if setting.mass}):
-        chosen = model.setting(task, p, "select", top_k=None, mass=mass)
-        settings[f"selective, {mass:.0%} of the scores"] = chosen
-    settings |= {f"{which} of full attention": Setting(p, oracle=which) for which in ("keys", "values")}
-    return {words: _cell(task, score(model, task, setting)) for words, setting in settings.items()}
 
 
 def table_lengths(results: Results) -> pd.DataFrame:
     """Scores by length of the context: full attention, the largest P with and without a remedy; and r over P."""
     rows = []
-    for task in ("bible", "docs", "words", "pairs"):
-        for model in by_length(results).values():
-            if (task, Setting(1)) not in model.rows:
-                continue
-            tokens = model.rows[task, Setting(1)][0]["tokens"]
+    for task, model in itertools.product(("bible", "docs", "words", "pairs"), parallel.by_length(results).values()):
+        if full := model.rows.get((task, Setting(1))):
             settings = {"full attention": Setting(1)}
             for name in ("naive", "sink", "select"):
                 settings[METHODS[name]] = model.setting(task, max(model.segments(task)), name)
-            cells = {words: _cell(task, score(model, task, setting)) for words, setting in settings.items()}
-            found = correlation_text(correlation(model, task))
-            rows.append({"task, tokens": f"{TITLES[task]}, {tokens:,}"} | cells | {"r": found})
+            cells = {words: _cell(model, task, setting) for words, setting in settings.items()}
+            found = parallel.correlation_text(parallel.correlation(model, task))
+            rows.append({"task, tokens": f"{TITLES[task]}, {full[0]['tokens']:,}"} | cells | {"r": found})
     return pd.DataFrame(rows)
 
 
 def table_cost(results: Results) -> pd.DataFrame:
     """Time and memory of encoding the context, against full attention at the same length."""
-    rows = results.json(COST).get("rows", ())
+    rows = results.json(parallel.COST).get("rows", ())
     whole = {row["tokens"]: row for row in rows if row["segments"] == 1}
     return pd.DataFrame(
         {
@@ -164,30 +142,33 @@ MARKERS = {"naive": "o", "sink": "s", "select": "^", "both": "D"}
 def _panels(results: Results, entropy: bool) -> Figure:
     """Performance, or mean attention entropy of the query's tokens, against P: one panel a task, one colour a remedy;
     bars: 95 % intervals over episodes."""
-    model = measured(results)
+    model = parallel.measured(results)
     if model is None:
         return not_measured()
     figure, panels = subplots(1, len(model.tasks), height=2.6, squeeze=False)
     for axes, task in zip(panels[0], model.tasks, strict=True):
         for method, colour in COLOURS.items():
-            points = []
+            points = {}
             for p in model.segments(task):
                 setting = model.setting(task, p, method)
-                if found := score(model, task, setting):
-                    entropies = list(model.values(task, setting, "entropies").values())
-                    points.append((p, over(entropies) if entropy else found))
-            if not points:
-                continue
-            means = [one.mean for _, one in points]
-            # Wilson's ends of 0 and 100 % are those up to rounding.
-            bars = [[max(0.0, one.mean - one.low) if one.has_interval else 0.0 for _, one in points]]
-            bars.append([max(0.0, one.high - one.mean) if one.has_interval else 0.0 for _, one in points])
-            style = {"color": colour, "marker": MARKERS[method], "markersize": 4, "linewidth": 1}
-            axes.errorbar([p for p, _ in points], means, bars, capsize=2, elinewidth=0.7, **style)
-        if not entropy and task in CHANCE:
-            axes.axhline(CHANCE[task], color=MUTED, linewidth=0.8, linestyle=":")
-        _over_p(axes, model.segments(task))
-        axes.set_title(textwrap.fill(TITLES[task], 11))
+                if found := parallel.score(model, task, setting):
+                    points[p] = (
+                        parallel.over([*model.values(task, setting, "entropies").values()]) if entropy else found
+                    )
+            if points:
+                means = [one.mean for one in points.values()]
+                # Wilson's ends of 0 and 100 % are those up to rounding. Without an interval there is no bar.
+                below = [max(0.0, one.mean - (one.low if one.has_interval else one.mean)) for one in points.values()]
+                above = [max(0.0, (one.high if one.has_interval else one.mean) - one.mean) for one in points.values()]
+                style = {"color": colour, "marker": MARKERS[method], "markersize": 4, "linewidth": 1}
+                axes.errorbar(list(points), means, (below, above), capsize=2, elinewidth=0.7, **style)
+        if not entropy and task in parallel.CHANCE:
+            axes.axhline(parallel.CHANCE[task], color=MUTED, linewidth=0.8, linestyle=":")
+        axes.set_xscale("log", base=2)
+        axes.set_xticks(model.segments(task)[::2], model.segments(task)[::2])
+        axes.set_xticks([], minor=True)
+        axes.set(xlabel="segments P", title=textwrap.fill(TITLES[task], 11))
+        axes.grid(color=GRID)
     panels[0][0].set_ylabel("entropy, nats" if entropy else "perplexity or % right")
     _legend(figure)
     return figure
@@ -198,13 +179,13 @@ figure_performance, figure_entropy = (functools.partial(_panels, entropy=entropy
 
 def figure_correlation(results: Results) -> Figure:
     """Entropy against loss: every P of every task, all remedies; r of those without a remedy."""
-    model = measured(results)
+    model = parallel.measured(results)
     if model is None:
         return not_measured()
     figure, panels = subplots(1, len(model.tasks), height=2.7, squeeze=False)
     for axes, task in zip(panels[0], model.tasks, strict=True):
         for method, colour in COLOURS.items():
-            points = curve(model, task, method)
+            points = parallel.curve(model, task, method)
             entropies, losses = [x for _, x, _ in points], [y for _, _, y in points]
             axes.scatter(entropies, losses, color=colour, marker=MARKERS[method], s=16, linewidth=0)
             if method == "naive":
@@ -212,11 +193,9 @@ def figure_correlation(results: Results) -> Figure:
                 for p, x, y in points[:: max(1, len(points) - 1)]:
                     place = (3, 3) if p > 1 else (-3, -11)  # right of P=1 are the next points
                     axes.annotate(f"P={p}", (x, y), xytext=place, textcoords="offset points")
-        axes.margins(y=0.14)
-        axes.set_xlabel("entropy, nats")
         axes.xaxis.set_major_locator(MaxNLocator(2))
-        strength, _, interval = correlation_text(correlation(model, task)).partition(" ")
-        axes.set_title(f"{TITLES[task]}\nr {strength}\n{interval}")
+        strength, _, interval = parallel.correlation_text(parallel.correlation(model, task)).partition(" ")
+        axes.set(xlabel="entropy, nats", title=f"{TITLES[task]}\nr {strength}\n{interval}")
         axes.margins(x=0.3, y=0.15)
         axes.grid(color=GRID)
     panels[0][0].set_ylabel("loss, nats or % wrong")
@@ -240,45 +219,40 @@ def figure_layers(results: Results) -> Figure:
 
     Beside the entropies, those of the papers' GPT-2 at scale desk.
     """
-    model = measured(results)
+    model = parallel.measured(results)
     if model is None:
         return not_measured()
     figure, panels = subplots(2, 3, height=4.2, sharex=True)
     for axes, (what, words) in zip(panels.flat, LAYERS.items(), strict=True):
         axes.set_ylabel(words)
         axes.grid(color=GRID)
-        most = {task: Setting(max(model.segments(task))) for task in model.tasks}
         if what.startswith(("key", "value")):
-            lines = {"naive": [_ratio(model, task, setting, what) for task, setting in most.items()]}
+            lines = {COLOURS["naive"]: [model.over_full(task, what) for task in model.tasks]}
         else:
-            lines = {None: [model.layers(task, Setting(1), what) for task in most]}
-            lines["naive"] = [model.layers(task, setting, what) for task, setting in most.items()]
-        for method, found in lines.items():
+            lines = {MUTED: [model.layers(task, Setting(1), what) for task in model.tasks]}
+            lines[COLOURS["naive"]] = [
+                model.layers(task, Setting(max(model.segments(task))), what) for task in model.tasks
+            ]
+        for colour, found in lines.items():
             tasks = np.array([values for values in found if values is not None])
             if tasks.size:
-                depths, colour = range(1, tasks.shape[1] + 1), COLOURS.get(method, MUTED)
+                depths = range(1, tasks.shape[1] + 1)
                 axes.plot(depths, tasks.mean(axis=0), color=colour)
                 axes.fill_between(depths, tasks.min(axis=0), tasks.max(axis=0), color=colour, alpha=0.2, linewidth=0)
-    for axes in panels[1]:
-        axes.set_xlabel("layer")
-    handles = [Line2D([], [], color=MUTED, label="full attention")]
-    handles.append(Line2D([], [], color=COLOURS["naive"], label="largest P"))
+    setp(panels[1], xlabel="layer")
+    styles = {"full attention": {"color": MUTED}, "largest P": {"color": COLOURS["naive"]}}
     gpt2 = heads(results.at("desk"), "sm-ln-g")
     if gpt2 is not None:
         depths = np.linspace(1, len(model.layers(model.tasks[0], Setting(1), "entropy_by_layer")), len(gpt2))
-        handles += panels[0, 0].plot(depths, gpt2.mean(axis=1), color=INK, linewidth=1.5, label="GPT-2 (SM+LN+G)")
-    figure.legend(handles=handles, loc="outside lower center", ncols=3, frameon=False)
+        styles["GPT-2 (SM+LN+G)"] = {"color": INK, "linewidth": 1.5}
+        panels[0, 0].plot(depths, gpt2.mean(axis=1), **styles["GPT-2 (SM+LN+G)"])
+    line_legend(figure, styles, "lower center")
     return figure
-
-
-def _ratio(model: Measured, task: str, setting: Setting, what: str):
-    apart, whole = (model.layers(task, setting, name) for name in (what, f"{what}_full"))
-    return None if apart is None or whole is None else apart / whole
 
 
 def figure_selection(results: Results) -> Figure:
     """Performance at the largest P by the number of segments kept: a fixed K against the share of scores."""
-    model = measured(results)
+    model = parallel.measured(results)
     tasks = [task for task in model.tasks if len(_kept(model, task)) > 1] if model else []
     if not tasks:
         return not_measured()
@@ -290,35 +264,25 @@ def figure_selection(results: Results) -> Figure:
         axes.set(title=TITLES[task], xlabel="segments kept", xscale="log")
         axes.grid(color=GRID)
     panels[0][0].set_ylabel("perplexity or % right")
-    handles = [Line2D([], [], color=COLOURS["select"], marker="^", label="fixed K")]
-    handles.append(Line2D([], [], color=COLOURS["both"], marker="D", label="share of the scores"))
-    figure.legend(handles=handles, loc="outside lower center", ncols=2, frameon=False)
+    styles = {"fixed K": {"color": COLOURS["select"], "marker": "^"}}
+    styles["share of the scores"] = {"color": COLOURS["both"], "marker": "D"}
+    line_legend(figure, styles, "lower center")
     return figure
 
 
 def _kept(model: Measured, task: str) -> list[tuple[float, Estimate, bool]]:
     """Mean number of kept segments, score, and whether it is adaptive, at the largest P with the task's aggregation."""
-    found = []
-    aggregation = model.selection["aggregation"][KINDS[task]]
-    for (name, setting), rows in model.rows.items():
-        wanted = name == task and setting.aggregation == aggregation and not setting.sink
-        if wanted and setting.segments == max(model.segments(task)):
-            kept = sum(row["kept"] for row in rows) / len(rows)
-            found.append((kept, score(model, task, setting), setting.mass is not None))
-    return found
-
-
-def _over_p(axes: Axes, ps: Sequence[int]) -> None:
-    axes.set_xscale("log", base=2)
-    axes.set_xticks(list(ps)[::2], [str(p) for p in list(ps)[::2]])
-    axes.set_xticks([], minor=True)
-    axes.set_xlabel("segments P")
-    axes.grid(color=GRID)
+    usual = model.setting(task, max(model.segments(task)), "select")
+    return [
+        (fmean(row["kept"] for row in rows), parallel.score(model, task, setting), setting.mass is not None)
+        for (name, setting), rows in model.rows.items()
+        if name == task and replace(setting, top_k=usual.top_k, mass=None) == usual
+    ]
 
 
 def _legend(figure: Figure) -> None:
-    handles = [
-        Line2D([], [], color=COLOURS[method], marker=MARKERS[method], markersize=4, label=words)
+    styles = {
+        words: {"color": COLOURS[method], "marker": MARKERS[method], "markersize": 4}
         for method, words in METHODS.items()
-    ]
-    figure.legend(handles=handles, loc="outside lower center", ncols=len(METHODS), frameon=False)
+    }
+    line_legend(figure, styles, "lower center")

@@ -8,6 +8,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
+import numpy as np
 import pandas as pd
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
@@ -17,32 +18,16 @@ from aero.config import Parameters
 from aero.config import load as load_parameters
 from aero.published import PEERS, load
 from aero.records import read_csv
-from aero.report import show
-from aero.report.costs import (
-    COST_TABLES,
-    GB,
-    OPTIMISED,
-    PARTS,
-    PROGRAMS,
-    STOCK,
-    audit,
-    compared_runs,
-    fits,
-    parts,
-    published_bound,
-    row_costs,
-    saving,
-    wan_minutes,
-)
+from aero.report import costs, show
+from aero.report.costs import COST_TABLES, GB, OPTIMISED, PROGRAMS, STOCK
 from aero.report.papers.private_tables import HEADLINE, OUTSIDE, PROGRAM_NAMES, ROW, gigabytes, text
 from aero.report.results import Results
 from aero.two_party.cost.composition import estimate
 from aero.two_party.cost.cost_model import measured_operations
 from aero.two_party.cost.counts import published_sizes
 
-COLOURS = ("#d55e00", "#e69f00", "#f0e442", "#56b4e9", "#0072b2", "#009e73", "#9aa3ae")
+PART_COLOURS = ("#d55e00", "#e69f00", "#f0e442", "#56b4e9", "#0072b2", "#009e73", "#9aa3ae")
 """Okabe and Ito's, one a part of the model."""
-IMPOSSIBLE, POSSIBLE = "#d55e00", "#0072b2"
 
 
 def by_part(results: Results, quantity: str) -> Figure:
@@ -57,12 +42,12 @@ def by_part(results: Results, quantity: str) -> Figure:
         "seconds": (1.0, "seconds of computing, two processes on 2 cores"),
     }[quantity]
     bars = [
-        (name, program, {part: amount / unit for part, amount in parts(lines[name, program], quantity).items()})
+        (name, program, {part: amount / unit for part, amount in costs.parts(lines[name, program], quantity).items()})
         for name in HEADLINE
         for program in PROGRAMS
         if (name, program) in lines
     ]
-    return _stacked(bars, tuple(PARTS), COLOURS, label)
+    return _stacked(bars, dict(zip(costs.PARTS, PART_COLOURS, strict=True)), label)
 
 
 def minutes_by_part(results: Results) -> Figure:
@@ -70,76 +55,65 @@ def minutes_by_part(results: Results) -> Figure:
     table, bars, printed = load("aero").tables["4"], [], {}
     for name in HEADLINE:
         printed[name] = table.value(name, "latency")
-        for program, cost in row_costs(results, table, name).items():
-            if (found := wan_minutes(results, cost)) is not None:
+        for program, cost in costs.row_costs(results, table, name).items():
+            if (found := costs.wan_minutes(results, cost)) is not None:
                 bars.append((name, program, vars(found)))
-    colours = (show.MUTED, "#56b4e9", "#e69f00")
-    return _stacked(bars, ("computing", "transfer", "rounds"), colours, "minutes at 100 Mbit/s and 80 ms", printed)
+    colours = {"computing": show.MUTED, "transfer": "#56b4e9", "rounds": "#e69f00"}
+    return _stacked(bars, colours, "minutes at 100 Mbit/s and 80 ms", printed)
 
 
 def _stacked(
     bars: Sequence[tuple[str, str, Mapping[str, float]]],
-    kinds: Sequence[str],
-    colours: Sequence[str],
+    colours: Mapping[str, str],
     label: str,
     printed: Mapping[str, float] | None = None,
 ) -> Figure:
-    """Horizontal bars, one a row and program; `printed`: the published value of a row, a diamond on its bars."""
+    """Horizontal bars, one a row and program, of amounts by kind; colours: by kind. printed: the published value of a
+    row, a diamond on its bars."""
     if not bars:
         return show.not_measured()
     figure, axes = show.subplots(height=0.8 + 0.27 * len(bars), layout=None)
     names = list(dict.fromkeys(name for name, *_ in bars))
     places = [place + 0.35 * names.index(name) for place, (name, *_) in enumerate(bars)]
-    left, largest = [0.0] * len(bars), max(sum(amounts[kind] for kind in kinds) for *_, amounts in bars)
-    for kind, colour in zip(kinds, colours, strict=True):
-        widths = [amounts[kind] for *_, amounts in bars]
-        axes.barh(places, widths, left=left, height=0.8, color=colour, label=kind, edgecolor=show.PAPER, lw=0.4)
+    values = np.array([[amounts[kind] for kind in colours] for *_, amounts in bars])  # (bars, kinds)
+    ends = values.cumsum(axis=1)
+    for (kind, colour), widths, right in zip(colours.items(), values.T, ends.T, strict=True):
+        look = {"height": 0.8, "color": colour, "edgecolor": show.PAPER, "lw": 0.4}
+        drawn = axes.barh(places, widths, left=right - widths, label=kind, **look)
         if printed:
-            for place, width, start in zip(places, widths, left, strict=True):
-                if width > 0.035 * largest:
-                    ink = "white" if colour == show.MUTED else "black"
-                    axes.text(start + width / 2, place, text(width, 2), ha="center", va="center", color=ink)
-        left = [start + width for start, width in zip(left, widths, strict=True)]
+            shown = [text(width, 2) if width > 0.035 * ends.max() else "" for width in widths]
+            axes.bar_label(drawn, shown, label_type="center", color="white" if colour == show.MUTED else "black")
+    axes.bar_label(drawn, [f" {text(total, 2)}" for total in ends[:, -1]])
     if printed:
-        values = [printed[name] for name, *_ in bars]
-        axes.plot(values, places, "D", color=show.PAPER, markeredgecolor=show.INK, markersize=5, label="paper")
-    for place, total in zip(places, left, strict=True):
-        axes.text(total, place, f" {text(total, 2)}", va="center")
+        published = [printed[name] for name, *_ in bars]
+        axes.plot(published, places, "D", color=show.PAPER, markeredgecolor=show.INK, markersize=5, label="paper")
     axes.set_yticks(places, [f"{name}, {PROGRAM_NAMES[program]}" for name, program, _ in bars])
     axes.tick_params(axis="y", length=0)
     axes.invert_yaxis()
-    axes.set_xlim(0, largest * 1.08)
     axes.grid(axis="x")
-    axes.set_xlabel(label)
-    axes.legend(ncols=len(kinds) + bool(printed), loc="lower left", bbox_to_anchor=(-0.35, 1), frameon=False,
+    axes.set(xlim=(0, ends.max() * 1.08), xlabel=label)
+    axes.legend(ncols=len(colours) + bool(printed), loc="lower left", bbox_to_anchor=(-0.35, 1), frameon=False,
                 handlelength=1, columnspacing=1)  # fmt: skip
     return figure
 
 
 def published_minutes(results: Results) -> Figure:
     """Published minutes of all rows of Tables 4-7 over the least time that the published bytes need."""
-    points = []
-    for number in COST_TABLES:
-        table = load("aero").tables[number]
-        for row in table.rows:
-            bound, printed = published_bound(table, row.name), row.cells["latency"].value
-            points.append((number, bound.overlapped, printed))
     figure, axes = show.subplots(height=2.5, layout=None)
     ends = [3.0, 130.0]
     axes.plot(ends, ends, color=show.INK, linewidth=1)
     axes.fill_between(ends, [1, 1], ends, color=show.GRID, alpha=0.6, linewidth=0)
     for number, marker in zip(COST_TABLES, "osD^", strict=True):
-        own = [point for point in points if point[0] == number]
-        colours = [IMPOSSIBLE if printed < least else POSSIBLE for _, least, printed in own]
-        axes.scatter([p[1] for p in own], [p[2] for p in own], c=colours, marker=marker, s=28, zorder=3,
+        table = load("aero").tables[number]
+        least = [costs.published_bound(table, row.name).overlapped for row in table.rows]
+        printed = [row.cells["latency"].value for row in table.rows]
+        # Orange: impossible on the published network.
+        colours = ["#d55e00" if one < bound else "#0072b2" for bound, one in zip(least, printed, strict=True)]
+        axes.scatter(least, printed, c=colours, marker=marker, s=28, zorder=3,
                      edgecolors=show.PAPER, linewidths=0.5, label=f"Table {number}")  # fmt: skip
     axes.set(xscale="log", yscale="log", xlim=ends, ylim=(3, 60))
-    for axis in (axes.xaxis, axes.yaxis):
-        ticks = [tick for tick in (3, 5, 10, 20, 50, 100) if tick <= axis.get_view_interval()[1]]
-        axis.set_ticks(ticks, [f"{tick}" for tick in ticks])
-        axis.set_ticks([], minor=True)
-    axes.set_xlabel("least minutes for the published GB at 100 Mbit/s")
-    axes.set_ylabel("published minutes")
+    _ticks(axes, (3, 5, 10, 20, 50, 100))
+    axes.set(xlabel="least minutes for the published GB at 100 Mbit/s", ylabel="published minutes")
     axes.text(40, 4, "impossible on the\npublished network", ha="center", color=show.INK)
     legend = axes.legend(frameon=False, loc="upper left")
     for handle in legend.legend_handles:
@@ -148,40 +122,32 @@ def published_minutes(results: Results) -> Figure:
 
 
 SAVINGS_ROWS = ("SM+LN+R", "SM+ScFFN", "SM+ScFuFFN", "SM+ScFuFFNi_6", "EReg(SM(t)+ScFuFFNi_6)")
-SAVINGS = {
-    "paper": ("D", show.PUBLISHED),
-    "reproduced": ("v", show.AS_PUBLISHED),
-    "stock SPU": ("o", show.AS_WRITTEN),
-    "stock SPU, cheap GELU in the baseline": ("^", "#cc79a7"),
-    "optimised": ("s", show.TUNED),
-}
 
 
 def savings_by_program(results: Results) -> Figure:
     """Saving in GB over SM+LN+G at T=128: published, reproduced, stock SPU, with a cheap GELU, optimised."""
-    table, fitted = load("aero").tables["4"], fits(results)
+    table, fitted = load("aero").tables["4"], costs.fits(results)
     base = fitted.get(("4", table.rows[0].name))
     figure, axes = show.subplots(height=2.6, layout=None)
     for place, name in enumerate(SAVINGS_ROWS):
-        found, fit = audit(results, table, name, "bytes"), fitted.get(("4", name))
-        values = (
-            table.value(name, "savings_communication"),
-            base.gigabytes / fit.gigabytes if base and fit else None,
-            found.as_written,
-            found.one_gelu,
-            saving(results, table, name, OPTIMISED, "bytes"),
-        )
-        for value, (label, (marker, colour)) in zip(values, SAVINGS.items(), strict=True):
+        found, fit = costs.audit(results, table, name, "bytes"), fitted.get(("4", name))
+        reproduced = base.gigabytes / fit.gigabytes if base and fit else None
+        for label, value, marker, colour in (
+            ("paper", table.value(name, "savings_communication"), "D", show.PUBLISHED),
+            ("reproduced", reproduced, "v", show.AS_PUBLISHED),
+            ("stock SPU", found.as_written, "o", show.AS_WRITTEN),
+            ("stock SPU, cheap GELU in the baseline", found.one_gelu, "^", "#cc79a7"),
+            ("optimised", found.tuned, "s", show.TUNED),
+        ):
             if value is not None:
                 axes.plot([value], [place], marker, color=colour, markersize=6.5, markeredgecolor=show.INK,
                           markeredgewidth=0.4, label=label if place == 0 else None)  # fmt: skip
     axes.axvline(1, color=show.INK, linewidth=0.8)
     axes.set_yticks(range(len(SAVINGS_ROWS)), SAVINGS_ROWS)
     axes.tick_params(axis="y", length=0)
-    axes.set_ylim(len(SAVINGS_ROWS) - 0.5, -0.5)
-    axes.set_xlim(left=0)
-    axes.grid()
+    axes.set(ylim=(len(SAVINGS_ROWS) - 0.5, -0.5), xlim=(0, None))
     axes.set_xlabel("times fewer bytes than SM+LN+G in the same program")
+    axes.grid()
     axes.legend(ncols=5, loc="lower left", bbox_to_anchor=(-0.27, 1), frameon=False, columnspacing=0.8,
                 handletextpad=0.2)  # fmt: skip
     return figure
@@ -189,7 +155,7 @@ def savings_by_program(results: Results) -> Figure:
 
 def fit_residuals(results: Results) -> Figure:
     """Relative difference of the reproduced from the published GB, all rows of Tables 4-7."""
-    fitted = fits(results)
+    fitted = costs.fits(results)
     figure, axes = show.subplots(height=1.5, layout=None)
     for place, number in enumerate(COST_TABLES):
         values = [fit.residual_percent for (which, _), fit in fitted.items() if which == number]
@@ -197,10 +163,8 @@ def fit_residuals(results: Results) -> Figure:
                   markeredgewidth=0)  # fmt: skip
     axes.axvline(0, color=show.INK, linewidth=0.8)
     axes.set_yticks(range(4), [f"Table {number}" for number in COST_TABLES])
-    axes.set_ylim(3.5, -0.5)
-    axes.set_xlim(-2, 2)
+    axes.set(ylim=(3.5, -0.5), xlim=(-2, 2), xlabel="reproduced minus published GB, %")
     axes.grid(axis="x")
-    axes.set_xlabel("reproduced minus published GB, %")
     return figure
 
 
@@ -257,13 +221,10 @@ def pareto(results: Results) -> Figure:
     """Runs of GPT-2 at T=128: perplexity at the report's scale against GB of the optimised program."""
     if results.file("two_party/ops.csv") is None:
         return show.not_measured()
-    parameters, compared = load_parameters(results.root / "params.yaml"), compared_runs(results)
+    parameters, compared = load_parameters(results.root / "params.yaml"), costs.compared_runs(results)
     found, _ = points(results, parameters, "gpt2", 128, OPTIMISED)
     usual = [one for one in found if one.run in compared and not compared[one.run].get("regularizer")]
     return draw_pareto(with_front(usual), "", results.scale)
-
-
-TICKS = [digit * 10.0**power for power in range(-1, 4) for digit in (1, 1.5, 2, 3, 4, 5, 6, 8)]
 
 
 def draw_pareto(found: Sequence[Point], title: str, scale: str) -> Figure:
@@ -282,13 +243,18 @@ def draw_pareto(found: Sequence[Point], title: str, scale: str) -> Figure:
     axes.set_ylabel(f"evaluation perplexity, scale {scale}")
     axes.grid()
     axes.margins(x=0.12, y=0.08)
-    for axis in (axes.xaxis, axes.yaxis):
-        low, high = axis.get_view_interval()
-        ticks = [tick for tick in TICKS if low <= tick <= high]
-        axis.set_ticks(ticks, [f"{tick:g}" for tick in ticks])
-        axis.set_ticks([], minor=True)
+    _ticks(axes, [digit * 10.0**power for power in range(-1, 4) for digit in (1, 1.5, 2, 3, 4, 5, 6, 8)])
     _label(axes, [*front, *rest])
     return figure
+
+
+def _ticks(axes: Axes, values: Sequence[float]) -> None:
+    """Those of the values that lie on the axes, as their only ticks."""
+    for axis in (axes.xaxis, axes.yaxis):
+        low, high = axis.get_view_interval()
+        ticks = [value for value in values if low <= value <= high]
+        axis.set_ticks(ticks, [f"{tick:g}" for tick in ticks])
+        axis.set_ticks([], minor=True)
 
 
 def _label(axes: Axes, found: Sequence[Point]) -> None:
@@ -319,12 +285,13 @@ PROTOCOLS = Path("results/two_party/protocols.csv")
 def savings_by_protocol(results: Results, number: str) -> dict[str, dict[str, float | None]]:
     """Savings in bytes over the first row of a table, by row: "paper", and stock SPU under each protocol."""
     table, found = load("aero").tables[number], {}
+    base = _other_protocols(results, number, table.rows[0].name)
     for row in table.rows:
-        found[row.name] = {"paper": row.cells["savings_communication"].value}
-        found[row.name]["Cheetah"] = saving(results, table, row.name, STOCK, "bytes")
-        base = _other_protocols(results, number, table.rows[0].name)
-        for protocol, line in _other_protocols(results, number, row.name).items():
-            found[row.name][protocol] = float(base[protocol]["bytes"]) / float(line["bytes"])
+        cheetah = costs.saving(results, table, row.name, STOCK, "bytes")
+        others = _other_protocols(results, number, row.name).items()
+        found[row.name] = {"paper": row.cells["savings_communication"].value, "Cheetah": cheetah} | {
+            protocol: float(base[protocol]["bytes"]) / float(line["bytes"]) for protocol, line in others
+        }
     return found
 
 
@@ -343,7 +310,7 @@ def protocols(results: Results, number: str) -> pd.DataFrame:
     """GB of stock SPU under three protocols, with the saving over the first row, beside the printed saving."""
     table, lines = load("aero").tables[number], []
     for name, savings in savings_by_protocol(results, number).items():
-        stock = row_costs(results, table, name).get(STOCK)
+        stock = costs.row_costs(results, table, name).get(STOCK)
         others = _other_protocols(results, number, name)
         sizes = {"Cheetah": stock and stock.bytes} | {key: float(line["bytes"]) for key, line in others.items()}
         rounds = [stock and stock.rounds, *(float(line["rounds"]) for line in others.values())]

@@ -7,35 +7,16 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
 from pathlib import Path
 
 import pandas as pd
 
 from aero.published import load
 from aero.records import read_csv
-from aero.report.costs import (
-    CHOICES_IN_WORDS,
-    COST_TABLES,
-    FIGURE_15,
-    GB,
-    GENERATION,
-    IN_PLACE_OF,
-    OPTIMISED,
-    PROGRAMS,
-    STOCK,
-    Minutes,
-    audit,
-    fits,
-    network,
-    next_tokens,
-    published_bound,
-    row_costs,
-    wan_minutes,
-)
+from aero.report import costs
+from aero.report.costs import COST_TABLES, GB, OPTIMISED, PROGRAMS, STOCK
 from aero.report.results import Results
 from aero.two_party.cost import ledger
-from aero.two_party.cost.network import Network
 from aero.two_party.program.optimizations import AS_PUBLISHED, OPTIMIZATIONS, TUNED, on_its_own, toggled
 
 MISSING = "–"
@@ -50,11 +31,8 @@ HEADLINE = {
 }
 """Rows of the first table and what they are."""
 
-SHAPED = Path("results/two_party/shaped.csv")
-ABLATION = Path("results/two_party/savings.csv")
 ABLATION_ERRORS = Path("results/two_party/savings_errors.csv")
 OUTSIDE = Path("results/two_party/outside_tuned.csv")
-ROW_MAXIMA = OUTSIDE.with_name("row_maxima.csv")
 NONLINEARITIES = Path("results/two_party/nonlinearities.csv")
 ALTERNATIVES = {
     "LayerNorm": {"layer_norm": "", "rms_norm": "RMSNorm", "dyt": "DyT", "hard_tanh_dyt": "DyT, tanh clipped to ±1"},
@@ -102,106 +80,91 @@ def gigabytes(bytes_: float | None) -> str:
     return MISSING if bytes_ is None else f"{bytes_ / GB:.2f}"
 
 
-def _bytes(results: Results, number: str) -> pd.DataFrame:
-    """All that is shown of the bytes of a table's rows; savings are over SM+LN+G, the first row."""
-    table, fitted, lines = load("aero").tables[number], fits(results), []
+def _columns(results: Results, number: str) -> pd.DataFrame:
+    """All that is shown of the costs of a table's rows; savings are over SM+LN+G, the first row."""
+    table, fitted, lines = load("aero").tables[number], costs.fits(results), []
     base = fitted.get((number, table.rows[0].name))
     for row in table.rows:
-        costs, fit = row_costs(results, table, row.name), fitted.get((number, row.name))
-        stock, own = costs.get(STOCK), costs.get(OPTIMISED)
-        found, printed = audit(results, table, row.name, "bytes"), row.cells.get("savings_communication")
-        lines.append(
-            {
-                ROW: row.name,
-                "GB, paper": row.cells["communication"].text,
-                "GB, reproduced": gigabytes(fit and fit.gigabytes * GB),
-                "reproduced - paper, %": MISSING if fit is None else f"{fit.residual_percent:+.2f}",
-                "GB, stock SPU": gigabytes(stock and stock.bytes),
-                "GB, optimised": gigabytes(own and own.bytes),
-                "saving, paper": "1.00x" if row is table.rows[0] else text(printed and printed.value, 3, "x"),
-                "saving, reproduced": text(fit and base and base.gigabytes / fit.gigabytes, 3, "x"),
-                "stock SPU": text(found.as_written, 3, "x"),
-                "stock SPU, cheap GELU in the baseline": text(found.one_gelu, 3, "x"),
-                "optimised": text(found.tuned, 3, "x"),
+        fit, found = fitted.get((number, row.name)), costs.audit(results, table, row.name, "bytes")
+        saving, bound = row.cells.get("savings_communication"), costs.published_bound(table, row.name)
+        printed = row.cells["latency"].value
+        line = {
+            ROW: row.name,
+            "GB, paper": row.cells["communication"].text,
+            "GB, reproduced": gigabytes(fit and fit.gigabytes * GB),
+            "reproduced - paper, %": MISSING if fit is None else f"{fit.residual_percent:+.2f}",
+            "saving, paper": "1.00x" if row is table.rows[0] else text(saving and saving.value, 3, "x"),
+            "saving, reproduced": text(fit and base and base.gigabytes / fit.gigabytes, 3, "x"),
+            "stock SPU": text(found.as_written, 3, "x"),
+            "stock SPU, cheap GELU in the baseline": text(found.one_gelu, 3, "x"),
+            "optimised": text(found.tuned, 3, "x"),
+            "min, paper": f"{printed:.2f}",
+            "least min for the paper's GB": text(bound.overlapped),
+            "Mbit/s that the paper's min need": text(bound.needed_mbit(printed)),
+        }
+        for program in PROGRAMS:
+            words, cost = PROGRAM_NAMES[program], costs.row_costs(results, table, row.name).get(program)
+            wan = costs.wan_minutes(results, cost)
+            line |= {
+                f"GB, {words}": gigabytes(cost and cost.bytes),
+                f"rounds, {words}": text(cost and cost.rounds),
+                f"computing s, {words}": text(cost and cost.seconds),
+                f"network min, {words}": text(wan and wan.on_network, 2),
+                f"WAN min, {words}": text(wan and wan.total, 2),
             }
-        )
+        lines.append(line)
     return pd.DataFrame(lines)
 
 
 def headline(results: Results) -> pd.DataFrame:
     """One private forward pass of GPT-2, T=128: GB and saving, published and reproduced, and GB optimised."""
     shown = ["GB, paper", "GB, reproduced", "saving, paper", "saving, reproduced", "GB, optimised"]
-    return _bytes(results, "4").set_index(ROW).loc[list(HEADLINE), shown].reset_index()
+    return _columns(results, "4").set_index(ROW).loc[list(HEADLINE), shown].reset_index()
 
 
 def new_measurements(results: Results) -> pd.DataFrame:
     """What no paper measures: the optimised program at GPT-2's size, by architecture."""
-    table, lines = load("aero").tables["4"], []
-    for name in HEADLINE:
-        costs = row_costs(results, table, name)
-        stock, own = (costs.get(program) for program in (STOCK, OPTIMISED))
-        both = [wan_minutes(results, cost) for cost in (stock, own)]
-        lines.append(
-            {
-                ROW: name,
-                "rounds, stock SPU": text(stock and stock.rounds),
-                "rounds, optimised": text(own and own.rounds),
-                "computing s, stock SPU": text(stock and stock.seconds),
-                "computing s, optimised": text(own and own.seconds),
-                "WAN min, stock SPU / optimised": " / ".join(text(one and one.total, 2) for one in both),
-            }
-        )
-    return pd.DataFrame(lines)
+    found = _columns(results, "4").set_index(ROW).loc[list(HEADLINE)].reset_index()
+    shown = [f"{what}, {words}" for what in ("rounds", "computing s") for words in ("stock SPU", "optimised")]
+    both = found["WAN min, stock SPU"] + " / " + found["WAN min, optimised"]
+    return found[[ROW, *shown]].assign(**{"WAN min, stock SPU / optimised": both})
 
 
 def communication(results: Results, number: str) -> pd.DataFrame:
     """GB of every row of a table: published, reproduced, stock SPU, optimised."""
     shown = ["GB, paper", "GB, reproduced", "reproduced - paper, %", "GB, stock SPU", "GB, optimised"]
-    return _bytes(results, number)[[ROW, *shown]]
-
-
-def figure_15(results: Results) -> pd.DataFrame:
-    """GB and WAN minutes of Figure 15's architectures (Pythia-70M, T=256), whose printed values are lost."""
-    lines = []
-    for run in (results.parameters.get("runs") or {}).values():
-        if FIGURE_15 in run.get("figures", ()):
-            name, context, model = run["architecture"], run.get("context", 128), run.get("model", "gpt2")
-            costs = {AS_PUBLISHED: results.fitted.get((name, model, context, AS_PUBLISHED))}
-            costs |= {program: results.cost(name, program, context, model) for program in PROGRAMS}
-            line = {ROW: name}
-            for program, cost in costs.items():
-                line[f"GB, {PROGRAM_NAMES[program]}"] = gigabytes(cost and cost.bytes)
-            for program in PROGRAMS:
-                minutes = wan_minutes(results, costs[program])
-                line[f"min, {PROGRAM_NAMES[program]}"] = text(minutes and minutes.total, 2)
-            lines.append(line)
-    return pd.DataFrame(lines)
+    return _columns(results, number)[[ROW, *shown]]
 
 
 def savings(results: Results, number: str) -> pd.DataFrame:
     """Saving in GB over SM+LN+G: published, reproduced, and measured here with three baselines."""
     names = {"saving, paper": "paper", "saving, reproduced": "reproduced"}
     shown = ["paper", "reproduced", "stock SPU", "stock SPU, cheap GELU in the baseline", "optimised"]
-    return _bytes(results, number)[1:].rename(columns=names)[[ROW, *shown]]
+    return _columns(results, number)[1:].rename(columns=names)[[ROW, *shown]]
 
 
 def minutes(results: Results, number: str) -> pd.DataFrame:
     """Published minutes beside the least that the published bytes need, and network minutes of both programs."""
-    table, lines = load("aero").tables[number], []
-    for row in table.rows:
-        printed, bound = row.cells["latency"].value, published_bound(table, row.name)
-        costs = row_costs(results, table, row.name)
-        own = {program: wan_minutes(results, costs.get(program)) for program in (STOCK, OPTIMISED)}
-        lines.append(
-            {
-                ROW: row.name,
-                "min, paper": f"{printed:.2f}",
-                "least min for the paper's GB": text(bound.overlapped),
-                "Mbit/s that the paper's min need": text(bound.needed_mbit(printed)),
-                "network min, stock SPU": text(own[STOCK] and own[STOCK].on_network, 2),
-                "network min, optimised": text(own[OPTIMISED] and own[OPTIMISED].on_network, 2),
-            }
-        )
+    least, needed = "least min for the paper's GB", "Mbit/s that the paper's min need"
+    shown = ["min, paper", least, needed, "network min, stock SPU", "network min, optimised"]
+    return _columns(results, number)[[ROW, *shown]]
+
+
+def figure_15(results: Results) -> pd.DataFrame:
+    """GB and WAN minutes of Figure 15's architectures (Pythia-70M, T=256), whose printed values are lost."""
+    lines = []
+    for run in results.parameters["runs"].values():
+        if costs.FIGURE_15 in run.get("figures", ()):
+            name, context, model = run["architecture"], run.get("context", 128), run.get("model", "gpt2")
+            fitted = results.fitted.get((name, model, context, AS_PUBLISHED))
+            by_program = {program: results.cost(name, program, context, model) for program in PROGRAMS}
+            line = {ROW: name}
+            for program, cost in {AS_PUBLISHED: fitted, **by_program}.items():
+                line[f"GB, {PROGRAM_NAMES[program]}"] = gigabytes(cost and cost.bytes)
+            for program, cost in by_program.items():
+                minutes = costs.wan_minutes(results, cost)
+                line[f"min, {PROGRAM_NAMES[program]}"] = text(minutes and minutes.total, 2)
+            lines.append(line)
     return pd.DataFrame(lines)
 
 
@@ -210,49 +173,39 @@ def optimised_over_stock(results: Results) -> pd.DataFrame:
     lines = []
     for number in COST_TABLES:
         table = load("aero").tables[number]
-        ratios: dict[str, list[float]] = {"GB / paper": [], "GB / stock SPU": [], "computing / stock SPU": []}
-        for row in table.rows[2:]:
-            costs = row_costs(results, table, row.name)
-            if row.name.startswith("SOTA") or len(costs) < 2:
-                continue
-            stock, own = costs[STOCK], costs[OPTIMISED]
-            ratios["GB / paper"].append(own.bytes / GB / row.cells["communication"].value)
-            ratios["GB / stock SPU"].append(own.bytes / stock.bytes)
-            if own.seconds and stock.seconds:
-                ratios["computing / stock SPU"].append(own.seconds / stock.seconds)
-        shown = {
-            key: f"{min(values):.2f} to {max(values):.2f}" if values else MISSING for key, values in ratios.items()
+        rows = [row for row in table.rows[2:] if not row.name.startswith("SOTA")]
+        pairs = [(row.cells["communication"].value, costs.row_costs(results, table, row.name)) for row in rows]
+        found = [(printed, of[STOCK], of[OPTIMISED]) for printed, of in pairs if len(of) == 2]
+        ratios = {
+            "GB / paper": [own.bytes / GB / printed for printed, _, own in found],
+            "GB / stock SPU": [own.bytes / stock.bytes for _, stock, own in found],
+            "computing / stock SPU": [
+                own.seconds / stock.seconds for _, stock, own in found if own.seconds and stock.seconds
+            ],
         }
-        lines.append({"AERO table": number, "context": table.dimensions["context"], **shown})
+        line = {"AERO table": number, "context": table.dimensions["context"]}
+        lines.append(line | {k: f"{min(v):.2f} to {max(v):.2f}" if v else MISSING for k, v in ratios.items()})
     return pd.DataFrame(lines)
 
 
 def communication_fit(results: Results) -> pd.DataFrame:
     """The best fits of the published bytes, and the best with one choice changed: largest residual of all rows."""
-    by_rank: dict[int, dict[str, str]] = {}
-    for line in read_csv(results.root / "results/two_party/forensics_fits.csv"):
-        by_rank.setdefault(int(line["rank"]), line)
-    if not by_rank:
-        return pd.DataFrame()
-    best = by_rank[min(by_rank)]
-    chosen = best["configuration"].split("; ")
-    lines = [
-        {
-            "in the best fit": "nothing changed",
-            "instead": "",
-            "largest residual, %": text(float(best["largest_percent"])),
-            "rank": min(by_rank),
-        }
-    ]
+    by_rank = {int(line["rank"]): line for line in reversed(read_csv(results.root / costs.FITS))}
+    lines, best = [], []
     for rank, line in sorted(by_rank.items()):
-        other = line["configuration"].split("; ")
-        differs = [(IN_PLACE_OF.get(new, old), new) for old, new in zip(chosen, other, strict=True) if old != new]
-        if len(differs) == 1 or 1 < rank < 5:
-            sides = zip(*differs, strict=True)
-            fitted, instead = ("; ".join(CHOICES_IN_WORDS.get(one, one) for one in side) for side in sides)
+        chosen = line["configuration"].split("; ")
+        best = best or chosen
+        differs = [(costs.IN_PLACE_OF.get(new, old), new) for old, new in zip(best, chosen, strict=True) if old != new]
+        if len(differs) < 2 or rank < 5:
+            sides = zip(*differs, strict=True) if differs else (["nothing changed"], [""])
+            fitted, instead = ("; ".join(costs.CHOICES_IN_WORDS.get(one, one) for one in side) for side in sides)
             lines.append(
-                {"in the best fit": fitted, "instead": instead}
-                | {"largest residual, %": text(float(line["largest_percent"])), "rank": rank}
+                {
+                    "in the best fit": fitted,
+                    "instead": instead,
+                    "largest residual, %": text(float(line["largest_percent"])),
+                    "rank": rank,
+                }
             )
     return pd.DataFrame(lines)
 
@@ -272,32 +225,23 @@ def complete_passes(results: Results) -> pd.DataFrame:
     )
 
 
-def _minutes_measured(results: Results, found: Mapping[str, tuple[float, float]]) -> tuple[Minutes, Minutes]:
-    """WAN minutes of a whole pass and of a next token of `next_tokens`; the link is `network`'s model."""
-    wan = network(results, "wan") or Network(math.nan, math.nan)
-    return tuple(
-        Minutes(seconds / 60, bytes_ / wan.bytes_per_second / 60, rounds * wan.rtt_ms / 60e3)
-        for seconds, bytes_, rounds in zip(found["seconds"], found["bytes"], found["rounds"], strict=True)
-    )
-
-
 def minutes_of_a_pass(results: Results, row: str) -> dict[str, float]:
     """WAN minutes of an optimised pass of a row of Table 4, in all and by part; and of a next token and its rounds.
 
     That was measured beside a whole pass on another machine: its computing is scaled as that of the pass.
     """
-    cost = row_costs(results, load("aero").tables["4"], row).get(OPTIMISED)
-    whole, measured = wan_minutes(results, cost), next_tokens(results).get(row)
+    cost = costs.row_costs(results, load("aero").tables["4"], row).get(OPTIMISED)
+    whole, measured = costs.wan_minutes(results, cost), costs.next_tokens(results).get(row)
     if whole is None or measured is None:
         return dict.fromkeys(("total", "computing", "transfer", "rounds", "next", "next_rounds"), math.nan)
-    slow, later = _minutes_measured(results, measured)
-    scaled = later.total - later.computing * (1 - whole.computing / slow.computing)
-    return vars(whole) | {"total": whole.total, "next": scaled, "next_rounds": later.rounds}
+    wan, computing = costs.network(results, "wan"), whole.computing * measured["seconds"][1] / measured["seconds"][0]
+    transfer, rounds = measured["bytes"][1] / wan.bytes_per_second / 60, measured["rounds"][1] * wan.rtt_ms / 60e3
+    return vars(whole) | {"total": whole.total, "next": computing + transfer + rounds, "next_rounds": rounds}
 
 
 def cached_passes(results: Results) -> pd.DataFrame:
     """A whole pass beside a next token from one row with cached keys and values."""
-    programs = dict.fromkeys(line["program"] for line in read_csv(results.root / GENERATION))
+    programs = dict.fromkeys(line["program"] for line in read_csv(results.root / costs.GENERATION))
     return pd.DataFrame(
         {
             ROW: row,
@@ -307,7 +251,7 @@ def cached_passes(results: Results) -> pd.DataFrame:
             "rounds, whole / next": _beside(*found["rounds"]),
         }
         for program in programs
-        for row, found in next_tokens(results, program).items()
+        for row, found in costs.next_tokens(results, program).items()
     )
 
 
@@ -319,8 +263,10 @@ def _beside(whole: float, part: float, unit: float = 1.0) -> str:
 
 def verified_passes(results: Results) -> pd.DataFrame:
     """A cached pass over one new token beside passes that verify proposed ones; the link is `network`'s model."""
-    lines = [line for line in read_csv(results.root / GENERATION) if line["cached"] == "1" and line["past"] != "0"]
-    runs, wan = {line["run"] for line in lines if line.get("tokens_per_pass")}, network(results, "wan")
+    lines = [
+        line for line in read_csv(results.root / costs.GENERATION) if line["cached"] == "1" and line["past"] != "0"
+    ]
+    runs, wan = {line["run"] for line in lines if line.get("tokens_per_pass")}, costs.network(results, "wan")
     last = {(line["run"], line["rows"]): line for line in lines if line["run"] in runs and wan}
     found = []
     for (run, rows), line in last.items():
@@ -393,7 +339,7 @@ def ablation(results: Results) -> pd.DataFrame:
     """Relative GB of every optimization alone (over stock SPU) and left out (over optimised), in per cent."""
     found = {
         (line["architecture"], line["program"]): float(line["bytes"])
-        for path in (OUTSIDE, ABLATION)
+        for path in (OUTSIDE, "results/two_party/savings.csv")
         for line in read_csv(results.root / path)
     }
     lines = []
@@ -432,13 +378,11 @@ def outside_tuned(results: Results, alone: bool = True) -> pd.DataFrame:
 def row_maxima(results: Results) -> pd.DataFrame:
     """How far apart, in nats, the maxima of rows of one head's logits lie: the largest of all layers and heads."""
     names = {"all_positions": "rows of all positions", "one_position": "rows of one position"}
-    lines = pd.DataFrame(read_csv(results.root / ROW_MAXIMA)).astype(dict.fromkeys(names, float))
+    lines = pd.DataFrame(read_csv(results.root / "results/two_party/row_maxima.csv")).astype(
+        dict.fromkeys(names, float)
+    )
     largest = lines.groupby(["run", "prompts", "tokens"], sort=False)[list(names)].max()
     return largest.map(text).reset_index().rename(columns=names)
-
-
-APPROXIMATE = {"segmented_gelu", "gelu_by_squares", "split_exponential", "bounded_reciprocals", "bounded_logits"}
-"""The others are exact but for the fixed point."""
 
 
 def function_changes(results: Results) -> pd.DataFrame:
@@ -448,9 +392,11 @@ def function_changes(results: Results) -> pd.DataFrame:
         for line in read_csv(results.root / ABLATION_ERRORS)
         if (line["scale"], line["tokens"]) == ("laptop", "16")
     }
+    # The others are exact but for the fixed point.
+    approximate = {"segmented_gelu", "gelu_by_squares", "split_exponential", "bounded_reciprocals", "bounded_logits"}
     programs = {"none (stock SPU)": (STOCK, "")}
     for name, what in OPTIMIZATIONS.items():
-        mark = "; approximated" if name in APPROXIMATE else ""
+        mark = "; approximated" if name in approximate else ""
         programs[name.replace("_", " ")] = (on_its_own(name), what.partition(" (")[0] + mark)
     programs["all (optimised)"] = (OPTIMISED, "")
     if outside := read_csv(results.root / OUTSIDE):
@@ -468,17 +414,13 @@ def latency_model(results: Results) -> pd.DataFrame:
         {
             ROW: line["architecture"],
             "program": _program(line["program"]),
-            "link": _link(line),
+            "link": f"{float(line['bandwidth_mbit']):g} Mbit/s, {float(line['rtt_ms']):g} ms"
+            if line["bandwidth_mbit"]
+            else "loopback",
             "s, measured": text(float(line["seconds"])),
             "s, predicted": text(float(line["predicted"])),
             "error": f"{float(line['error']):+.1%}",
         }
-        for line in read_csv(results.root / SHAPED)
+        for line in read_csv(results.root / "results/two_party/shaped.csv")
         if line["predicted"]
     )
-
-
-def _link(line: Mapping[str, str]) -> str:
-    if not line["bandwidth_mbit"]:
-        return "loopback"
-    return f"{float(line['bandwidth_mbit']):g} Mbit/s, {float(line['rtt_ms']):g} ms"

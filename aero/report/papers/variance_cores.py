@@ -7,11 +7,12 @@ from collections.abc import Callable, Sequence
 from functools import partial
 
 import pandas as pd
+from matplotlib.artist import setp
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from aero.report.papers.panels import mean_and_range
-from aero.report.papers.variance_sensitivity import COLOURS, core_legend, line_style, short_name, sweep
+from aero.report.papers.variance_sensitivity import COLOURS, core_legend, line_style, sweep
 from aero.report.results import Results, Run
 from aero.report.show import GRID, MUTED, no_data, subplots
 from aero.sensitivity import theory
@@ -24,8 +25,6 @@ RATES = {"": "printed rate", HOT: "rate by width"}
 """Suffix of the runs, and their learning rate in words."""
 COMPARED = ("softmax", "relu", "qk_layernorm")
 OTHERS = ("window_softmax", "sigma_reparam", "sigmoid", "elu")
-LARGEST_VARIANCE = 1e6
-"""Figure 4 shows larger variances of logits at its edge: the last steps before a divergence pass 1e30."""
 
 
 def run_name(core: str, suffix: str) -> str:
@@ -33,16 +32,9 @@ def run_name(core: str, suffix: str) -> str:
     return f"core-{core.replace('_', '-')}{suffix}"
 
 
-def left_out(results: Results, run: str) -> str:
-    """Why a run is not shown or judged at the report's scale, "" if it is."""
-    if not run.endswith(HOT) or results.scale == HOT_SCALE:
-        return ""
-    return f"{run}: its rate is in proportion to width at scale {HOT_SCALE} only, not at {results.scale}"
-
-
 def seeds_of(results: Results, run: str) -> tuple[Run, ...]:
-    """The seeds of a run, none if it is left out."""
-    return () if left_out(results, run) else results.seeds(run)
+    """The seeds of a run, none if its learning rate is in proportion to the width at scale HOT_SCALE only."""
+    return () if run.endswith(HOT) and results.scale != HOT_SCALE else results.seeds(run)
 
 
 def last(results: Results, run: str, column: str) -> dict[int, float]:
@@ -65,43 +57,46 @@ def _by_seed(results: Results, run: str, column: str, of: Callable[[pd.Series], 
     return {seed: float(of(values)) for seed, values in found.items() if len(values)}
 
 
-def _training(results: Results, cores: Sequence[str], entropy: str) -> Figure:
+def _training(results: Results, cores: Sequence[str], entropy: str, title: str) -> Figure:
     """Loss, gradient norm, entropy and ||P||_F of some cores in the decoder over training."""
-    columns = {"train_loss": "training loss", "gradient_norm": "gradient norm"}
-    columns |= {entropy: "attention entropy" if entropy == "entropy" else "entropy, first layer"}
-    columns |= {"norm": "‖P‖ (Frobenius)"}
+    columns = {
+        "train_loss": "training loss",
+        "gradient_norm": "gradient norm",
+        entropy: title,
+        "norm": "‖P‖ (Frobenius)",
+    }
     figure, panels = subplots(len(RATES), len(columns), height=3.0)
     for row, (suffix, words) in zip(panels, RATES.items(), strict=True):
         trained = {core: seeds_of(results, run_name(core, suffix)) for core in cores}
         contexts = [run.metrics["context"] for runs in trained.values() for run in runs]
         row[0].set_ylabel(words)
-        for panel, (column, title) in zip(row, columns.items(), strict=True):
-            panel.set_title(title)
+        for panel, (column, name) in zip(row, columns.items(), strict=True):
+            panel.set_title(name)
             panel.grid(color=GRID)
             for core, runs in trained.items():
                 mean_and_range(panel, [run.series(column) for run in runs], **line_style(core), linewidth=1.2)
             if not contexts:
-                no_data(panel, "not at this scale" if left_out(results, suffix) else "not measured")
+                no_data(panel, "not measured")
             elif column == "gradient_norm":
                 panel.set_yscale("log")
             elif column != "train_loss":
                 _bounds(panel, column, contexts[0])
-    for panel in panels[-1]:
-        panel.set_xlabel("step")
-    core_legend(figure, {core: short_name(core) for core in cores})
+    setp(panels[-1], xlabel="step")
+    core_legend(figure, cores)
     return figure
 
 
-figure_1_top = partial(_training, cores=COMPARED, entropy="entropy")
-figure_7 = partial(_training, cores=("softmax", "relu"), entropy="entropy_layer_0")
+figure_1_top = partial(_training, cores=COMPARED, entropy="entropy", title="attention entropy")
+figure_7 = partial(_training, cores=("softmax", "relu"), entropy="entropy_layer_0", title="entropy, first layer")
 
 
 def _bounds(panel: Axes, column: str, context: int) -> None:
     """The paper's lines (dotted) at log N, 1 and sqrt(N), and what causal rows can reach (dashed)."""
     keys = theory.visible_keys("causal", context)
-    least, greatest = theory.norm_range(keys)
-    norm = column == "norm"
-    printed, causal = ((1.0, greatest), least) if norm else ((math.log(context),), theory.entropy_maximum(keys))
+    printed, causal = [math.log(context)], theory.entropy_maximum(keys)
+    if column == "norm":
+        causal, greatest = theory.norm_range(keys)
+        printed = [1.0, greatest]
     for value in printed:
         panel.axhline(value, color=MUTED, linewidth=0.8, linestyle=":")
     panel.axhline(causal, color=MUTED, linewidth=0.8, linestyle="--")
@@ -120,11 +115,12 @@ def figure_4(results: Results) -> Figure:
             continue
         for core, pairs in found.items():
             look = {"c": COLOURS[core], "marker": "o" if core in SOFTMAX_BASED else "v", "alpha": 0.6, "linewidth": 0}
-            panel.scatter(pairs["variance"].clip(upper=LARGEST_VARIANCE), pairs["entropy"], s=9, **look)
+            # The last steps before a divergence pass 1e30; they are at the edge.
+            panel.scatter(pairs["variance"].clip(upper=1e6), pairs["entropy"], s=9, **look)
         panel.set(xscale="log", yscale="log", xlabel="variance of the logits")
         panel.grid(color=GRID)
     panels[0].set_ylabel("H / (log N − H)")
-    core_legend(figure, {core: short_name(core) for core in COMPARED + OTHERS})
+    core_legend(figure, COMPARED + OTHERS)
     return figure
 
 
@@ -141,13 +137,12 @@ def _of_small_model(results: Results) -> dict[str, pd.DataFrame]:
 
 def _of_decoders(results: Results, suffix: str) -> dict[str, pd.DataFrame]:
     """The same of the decoder at every evaluation."""
-    found: dict[str, pd.DataFrame] = {}
+    found: dict[str, list[pd.DataFrame]] = {}
     for core in COMPARED + OTHERS:
         for run in seeds_of(results, run_name(core, suffix)):
             entropy = _normalised(run.series("entropy"), run.metrics["context"])
-            frame = pd.DataFrame({"variance": run.series("variance"), "entropy": entropy})
-            found[core] = pd.concat([found[core], frame]) if core in found else frame
-    return found
+            found.setdefault(core, []).append(pd.DataFrame({"variance": run.series("variance"), "entropy": entropy}))
+    return {core: pd.concat(frames) for core, frames in found.items()}
 
 
 def _normalised(entropy: pd.Series, positions: int) -> pd.Series:

@@ -12,8 +12,6 @@ from __future__ import annotations
 import functools
 import math
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
-from functools import cache
 from statistics import fmean
 from typing import Any
 
@@ -36,25 +34,15 @@ GROUP = "trained here"
 NEAREST = 5
 FRESH_SEEDS = (1001, 1002, 1003, 1004, 1005)
 """Seeds of the settings that are trained again: neither the search (0 to 239) nor the sweep (0 to 4) uses them."""
+Searched = Mapping[tuple[int, Reading], Mapping[str, float]]
+"""Sensitivity by core of every setting (by its number) and reading."""
 
 
-@dataclass(frozen=True)
-class Search:
-    """Sensitivities by core of every (setting number, reading)."""
-
-    file: str
-    found: dict[tuple[int, Reading], dict[str, float]]
-
-    @property
-    def numbers(self) -> list[int]:
-        return sorted({number for number, _ in self.found})
-
-
-@cache
-def search(results: Results) -> Search | None:
-    """The larger of the fresh and the committed search; None if there is none."""
+@functools.cache
+def search(results: Results) -> Searched:
+    """The larger of the fresh and the committed search; empty if there is none."""
     file = _larger(results, "search.csv")
-    return Search(file, searched_sensitivities(read_csv(results.root / file))) if file else None
+    return searched_sensitivities(read_csv(results.root / file)) if file else {}
 
 
 def _larger(results: Results, name: str) -> str | None:
@@ -62,13 +50,13 @@ def _larger(results: Results, name: str) -> str | None:
     return str(max(files, key=lambda path: path.stat().st_size).relative_to(results.root)) if files else None
 
 
-def share(found: Search, conclusion: str) -> Estimate:
+def share(found: Searched, conclusion: str) -> Estimate:
     """In which fraction of settings a conclusion holds, with Wilson's 95 % interval.
 
     Every setting counts once, with the fraction of its readings that agree.
     """
     by_setting: dict[int, list[bool]] = {}
-    for (number, _), values in found.found.items():
+    for (number, _), values in found.items():
         by_setting.setdefault(number, []).append(CONCLUSIONS[conclusion](values))
     mean = fmean(map(fmean, by_setting.values()))
     low, high = wilson(mean, len(by_setting))
@@ -85,11 +73,11 @@ def nearest(results: Results) -> list[tuple[int, Reading]]:
     """The NEAREST settings of the search for each form of the ReLU kernel, each with its nearest reading."""
     found = search(results)
     chosen: list[tuple[int, Reading]] = []
-    for form in RELU_CORES if found else ():
-        own = [key for key in found.found if key[1].relu == form]
+    for form in RELU_CORES:
         readings: dict[int, Reading] = {}
-        for number, reading in sorted(own, key=lambda key: distance(found.found[key])):
-            readings.setdefault(number, reading)
+        for number, reading in sorted(found, key=lambda key: distance(found[key])):
+            if reading.relu == form:
+                readings.setdefault(number, reading)
         chosen += list(readings.items())[:NEAREST]
     return chosen
 
@@ -108,51 +96,43 @@ def _trained(core: str, reading: Reading) -> str:
     return reading.relu if core == "relu" else core
 
 
-@dataclass(frozen=True)
-class Repeated:
-    """A setting trained with fresh seeds: sensitivity by core, of losses clipped and averaged over seeds as in Table 1.
+def repeated(results: Results) -> Searched:
+    """The settings of `nearest` that were trained again with every seed and core, in its order.
 
-    The clipping is at l_0 as the reading has it.
+    Losses are clipped, at l_0 as the reading has it, and averaged over seeds as in Table 1.
     """
-
-    number: int
-    reading: Reading
-    values: Mapping[str, float]
-
-
-def repeated(results: Results) -> list[Repeated]:
-    """The settings of `nearest` that were trained again with every seed and core, in its order."""
     file = _larger(results, "nearest.csv")
     rows = read_csv(results.root / file) if file else []
     lines = {(row["number"], row["steps"], row["core"], row["seed"]): row for row in rows}
-    made = []
+    made: dict[tuple[int, Reading], dict[str, float]] = {}
     for number, reading in nearest(results):
         column, values = "initial_loss" if reading.initial == "measured" else "zero_loss", {}
         for core in ORDER:
-            place = (str(number), str(reading.steps), _trained(core, reading))
-            own = [lines[*place, str(seed)] for seed in FRESH_SEEDS if (*place, str(seed)) in lines]
-            if len(own) == len(FRESH_SEEDS):
+            place = str(number), str(reading.steps), _trained(core, reading)
+            own = [lines.get((*place, str(seed))) for seed in FRESH_SEEDS]
+            if all(own):
                 initial = torch.tensor([float(line[column]) for line in own], dtype=torch.float64)
                 values[core] = sensitivity_of_means(torch.stack([read_losses(line) for line in own], 1), initial)
         if len(values) == len(ORDER):
-            made.append(Repeated(number, reading, values))
+            made[number, reading] = values
     return made
 
 
-def best(results: Results) -> Repeated | None:
+def best(results: Results) -> tuple[int, Reading] | None:
     """The repeated setting nearest to Table 1."""
-    return min(repeated(results), key=lambda one: distance(one.values), default=None)
+    made = repeated(results)
+    return min(made, key=lambda key: distance(made[key]), default=None)
 
 
 def table_nearest(results: Results) -> pd.DataFrame:
     """The published seven values beside Table 1's setting, the nearest one and seven equal values; and how far off."""
-    printed, measured, found, one = published(), sweep(results), search(results), best(results)
+    printed, measured, chosen = published(), sweep(results), best(results)
     columns = {"published": printed, "all equal": dict.fromkeys(ORDER, fmean(printed.values()))}
     if measured is not None:
         columns["our default setting"] = {core: measured.of_means(core) for core in ORDER}
-    if one is not None and found is not None:
-        columns["nearest, one seed"] = found.found[one.number, one.reading]
-        columns["nearest, five fresh seeds"] = one.values
+    if chosen is not None:
+        columns["nearest, one seed"] = search(results)[chosen]
+        columns["nearest, five fresh seeds"] = repeated(results)[chosen]
     rows = [
         {"re-weighting function": short_name(core)} | {name: f"{v[core]:.2f}" for name, v in columns.items()}
         for core in ORDER
@@ -163,29 +143,18 @@ def table_nearest(results: Results) -> pd.DataFrame:
 
 def nearest_setting(results: Results) -> str:
     """The nearest setting in words."""
-    one = best(results)
-    if one is None:
+    chosen = best(results)
+    if chosen is None:
         return "not measured"
-    form = CORES[one.reading.relu].title
-    return f"{plausible_settings(one.reading.steps)[one.number]}, l₀ {one.reading.initial}, {form}"
+    number, reading = chosen
+    return f"{plausible_settings(reading.steps)[number]}, l₀ {reading.initial}, {CORES[reading.relu].title}"
 
 
 # Quantities of claims -------------------------------------------------------------------------------------------------
 
 
-_COLLAPSED, _KEPT = 0.25, 0.5
-"""Shares of log N: an entropy below the first has collapsed, one above the second has not."""
-_FREE, _SLOWER = 1.5, 1.1
-"""Growth of the product of gammas that counts, without clipping and with clipped gradients."""
-_CLIPPING = {
-    "qk_layernorm_free": "free",
-    "qk_layernorm_gradient_clip": "gradient clipping",
-    "qk_layernorm": "weight clipping",
-}
-
-
 def _of_sweep(quantity: Callable[..., dict[str, Any]]) -> Callable[..., Measurement]:
-    """Read the sweep over learning rates, and make a measurement of what `quantity` returns."""
+    """Make a measurement of what `quantity` returns for the sweep over learning rates."""
 
     @functools.wraps(quantity)
     def measure(results: Results, **parameters: Any) -> Measurement:
@@ -196,7 +165,7 @@ def _of_sweep(quantity: Callable[..., dict[str, Any]]) -> Callable[..., Measurem
         parts = quantity(results, found, **parameters)
         width = f", D={found.setting.width} where the paper prints {WIDTH}" if found.setting.width != WIDTH else ""
         seeds = f"{found.folder}/losses.csv, {len(found.seeds)} seeds{width}"
-        parts["evidence"] = "; ".join(filter(None, (seeds, parts.get("evidence", ""))))
+        parts["evidence"] = "; ".join(filter(None, (seeds, parts.get("evidence"))))
         return Measurement(**({"text": "", "scale": found.scale, "trained": True} | parts))
 
     return measure
@@ -233,22 +202,21 @@ def conclusion(results: Results, found: Sweep, name: str) -> dict[str, Any]:
     and in what share of the reasonable settings."""
     holds = CONCLUSIONS[name]
     averaged = {
-        way: holds({core: read_(core) for core in ORDER})
-        for way, read_ in (("clipped before", found.of_means), ("clipped after", found.clipped_after))
+        "clipped before": holds({core: found.of_means(core) for core in ORDER}),
+        "clipped after": holds({core: found.clipped_after(core) for core in ORDER}),
     }
     of_core = {core: found.sensitivities(core) for core in ORDER}
     seeds = {f"seed {seed}": holds({core: of_core[core][seed] for core in ORDER}) for seed in found.seeds}
     before, after = ("holds" if held else "does not hold" for held in averaged.values())
     text = f"{before} of averages{'' if before == after else f' ({after} clipped after)'}"
     text += f", {sum(seeds.values())} of {len(seeds)} seeds"
-    searched = search(results)
-    shared = share(searched, name) if searched else None
-    return {
-        "text": text + (f"; {shared.mean:.0%} [{shared.low:.0%}, {shared.high:.0%}] of settings" if shared else ""),
-        "effects": {"share of settings": shared} if shared else {},
-        "checks": averaged | seeds,
-        "evidence": f"{searched.file}, {len(searched.numbers)} settings" if searched else "",
-    }
+    parts: dict[str, Any] = {"text": text, "checks": averaged | seeds}
+    if searched := search(results):
+        one = share(searched, name)
+        parts["text"] += f"; {one.mean:.0%} [{one.low:.0%}, {one.high:.0%}] of settings"
+        parts["effects"] = {"share of settings": one}
+        parts["evidence"] = f"{_larger(results, 'search.csv')}, {len({number for number, _ in searched})} settings"
+    return parts
 
 
 @_of_sweep
@@ -275,7 +243,7 @@ def last_entropies(results: Results, found: Sweep, fall: list[str], stay: list[s
         return {"missing": missing}
     last = {core: [traces[core, s].entropy.iloc[-1] / math.log(TOKENS) for s in found.seeds] for core in (*fall, *stay)}
     checks = {
-        f"seed {seed}": all(last[core][k] < _COLLAPSED for core in fall) and all(last[core][k] > _KEPT for core in stay)
+        f"seed {seed}": all(last[core][k] < 0.25 for core in fall) and all(last[core][k] > 0.5 for core in stay)
         for k, seed in enumerate(found.seeds)
     }
     text = "; ".join(f"{core} {min(of):.2f} to {max(of):.2f}" for core, of in last.items()) + " of log N"
@@ -287,20 +255,25 @@ def growth_of_gains(results: Results, found: Sweep) -> dict[str, Any]:
     """Largest product of the norms of gamma over training at the figures' learning rate, over its start: whether it is
     above 1.5 without clipping, above 1.1 but less than that with clipped gradients and not above 1 with weight
     clipping, and the lowest entropy is lower without clipping than with weight clipping; by seed."""
-    traces, missing = _over_training(results, found, "gains.csv", tuple(_CLIPPING), "gain_q")
+    clipping = {
+        "qk_layernorm_free": "free",
+        "qk_layernorm_gradient_clip": "gradient clipping",
+        "qk_layernorm": "weight clipping",
+    }
+    traces, missing = _over_training(results, found, "gains.csv", tuple(clipping), "gain_q")
     if missing:
         return {"missing": missing}
     grown = {}
-    for core in _CLIPPING:
+    for core in clipping:
         products = [traces[core, seed].gain_q * traces[core, seed].gain_k for seed in found.seeds]
         grown[core] = [one.max() / one.iloc[0] for one in products]
     checks = {}
     for seed, free, gradient, weight in zip(found.seeds, *grown.values(), strict=True):
-        grows = free > _FREE and free > gradient > _SLOWER and weight <= 1 + 1e-6
+        grows = free > 1.5 and free > gradient > 1.1 and weight <= 1 + 1e-6
         lowest = [traces[core, seed].entropy.min() for core in ("qk_layernorm_free", "qk_layernorm")]
         checks[f"seed {seed}"] = bool(grows and lowest[0] < lowest[1])
     ranges = ", ".join(f"{min(of):.2f} to {max(of):.2f}" for of in grown.values())
-    text = f"grows {ranges}-fold ({', '.join(_CLIPPING.values())})"
+    text = f"grows {ranges}-fold ({', '.join(clipping.values())})"
     return {"text": text, "checks": checks, "evidence": _at_rate(found, "gains.csv", checks)}
 
 

@@ -6,7 +6,7 @@ import functools
 import itertools
 import json
 import math
-from collections.abc import Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any
@@ -19,12 +19,12 @@ from matplotlib.axes import Axes
 from matplotlib.cm import ScalarMappable
 from matplotlib.colors import LogNorm
 from matplotlib.figure import Figure
-from matplotlib.lines import Line2D
 from torch import Tensor
 
 from aero.attention_kernels import CORES
 from aero.published import load
 from aero.records import csv_text
+from aero.report.papers.panels import line_legend
 from aero.report.results import Results
 from aero.report.show import MUTED, not_measured, subplots
 from aero.report.statistics import CONFIDENCE, Estimate, estimate
@@ -81,8 +81,7 @@ class Sweep:
 
     @property
     def setting(self) -> Setting:
-        names = [field.name for field in fields(Setting)]
-        return Setting(**{name: self.about["setting"][name] for name in names})
+        return Setting(**{field.name: self.about["setting"][field.name] for field in fields(Setting)})
 
     def sensitivities(self, core: str) -> dict[int, float]:
         """By seed, each with its own l*."""
@@ -155,7 +154,7 @@ def table_1(results: Results) -> pd.DataFrame:
     rows = []
     for core, title in titles().items():
         row: dict[str, Any] = {"re-weighting function": title, "published": printed.get(core)}
-        if measured is not None and core in measured.final:
+        if measured is not None:
             row |= {
                 "measured": measured.estimate_of_means(core).text(),
                 "averaged, then clipped": measured.clipped_after(core),
@@ -171,9 +170,7 @@ def files(results: Results) -> dict[Path, str]:
     measured, printed = sweep(results), load(PAPER).tables["1"]
     cells = {row.name: row.cells["sensitivity"].text for row in printed.rows}
     lines = []
-    for core, title in titles().items():
-        if measured is None or core not in measured.final:
-            continue
+    for core, title in titles().items() if measured else ():
         after = Estimate(measured.clipped_after(core), None, None, measured.seeds)
         ways = {
             "sensitivity": ("losses clipped, averaged over seeds", measured.estimate_of_means(core)),
@@ -195,10 +192,9 @@ def short_name(core: str) -> str:
     return CORES[core].title.replace("Window Softmax", "Window").replace(" Kernel", "")
 
 
-def core_legend(figure: Figure, names: dict[str, str]) -> None:
-    """One legend above all panels, by core."""
-    handles = [Line2D([], [], **line_style(core), label=name) for core, name in names.items()]
-    figure.legend(handles=handles, loc="outside upper left", ncols=len(handles), frameon=False)
+def core_legend(figure: Figure, cores: Iterable[str], names: Mapping[str, str] | None = None) -> None:
+    """One legend above all panels, by core; names: instead of the short ones."""
+    line_legend(figure, {(names or {}).get(core) or short_name(core): line_style(core) for core in cores})
 
 
 def _final_losses(results: Results, cores: Sequence[str]) -> Figure:
@@ -207,16 +203,14 @@ def _final_losses(results: Results, cores: Sequence[str]) -> Figure:
     if measured is None:
         return not_measured()
     figure, panel = subplots(height=2.0)
-    cores = [core for core in cores if core in measured.final]
     for core in cores:
         losses, colour = clipped(measured.final[core], measured.initial[core]).numpy(), COLOURS[core]
         panel.fill_between(measured.rates, losses.min(1), losses.max(1), color=colour, alpha=0.15, linewidth=0)
         panel.plot(measured.rates, losses.mean(1), marker="o", markersize=2.5, **line_style(core))
         panel.axhline(measured.initial[core].mean().item(), linewidth=0.8, linestyle=":", color=colour)
-    panel.set_xscale("log")
-    panel.set(ylim=(0, None), xlabel="learning rate", ylabel="final loss")
+    panel.set(xscale="log", ylim=(0, None), xlabel="learning rate", ylabel="final loss")
     panel.grid()
-    core_legend(figure, {core: short_name(core) for core in cores})
+    core_legend(figure, cores)
     return figure
 
 
@@ -228,14 +222,13 @@ def line_style(core: str) -> dict[str, str]:
     return {"color": COLOURS[core], "linestyle": "-" if core in SOLID else "--"}
 
 
-def first_seed(results: Results, name: str) -> pd.DataFrame:
-    """traces.csv or gains.csv of the first seed, which the figures show."""
+def first_seed(results: Results, name: str) -> dict[str, pd.DataFrame]:
+    """traces.csv or gains.csv of the first seed, which the figures show, by core; empty without a sweep."""
     measured = sweep(results)
-    path = results.root / measured.folder / name if measured else None
-    if path is None or not path.is_file():
-        return pd.DataFrame(columns=["core"])
-    frame = pd.read_csv(path)
-    return frame[frame["seed"] == measured.seeds[0]]
+    if measured is None:
+        return {}
+    frame = pd.read_csv(results.root / measured.folder / name)
+    return dict(iter(frame[frame["seed"] == measured.seeds[0]].groupby("core")))
 
 
 def figure_11(results: Results) -> Figure:
@@ -249,10 +242,8 @@ def figure_11(results: Results) -> Figure:
     for row, (core, own) in zip(panels, frame.groupby("core", sort=False), strict=False):
         steps = list(own.groupby("step"))
         for panel, (step, lines) in zip(row, [steps[0], *steps[-3:]], strict=False):
-            mesh = panel.pcolormesh(
-                np.maximum(lines.filter(like="key_").to_numpy(), 1e-3), cmap="cividis", norm=LogNorm(1e-3, 1)
-            )
-            mesh.set_edgecolor("face")
+            weights = np.maximum(lines.filter(like="key_").to_numpy(), 1e-3)
+            panel.pcolormesh(weights, cmap="cividis", norm=LogNorm(1e-3, 1), edgecolors="face")
             panel.invert_yaxis()
             panel.set(title=f"step {step}", xticks=[], yticks=[])
         row[0].set_ylabel(f"{short_name(core)}\nquery")
@@ -261,10 +252,10 @@ def figure_11(results: Results) -> Figure:
     return figure
 
 
-def _over_training(results: Results, names: dict[str, str]) -> Figure:
-    """Loss, gradient norm, entropy and ||P||_F of the named cores over training."""
-    frame, measured = first_seed(results, "traces.csv"), sweep(results)
-    if frame.empty:
+def _over_training(results: Results, cores: Sequence[str], names: Mapping[str, str] | None = None) -> Figure:
+    """Loss, gradient norm, entropy and ||P||_F of the cores over training."""
+    found, measured = first_seed(results, "traces.csv"), sweep(results)
+    if not found:
         return not_measured()
     figure, panels = subplots(1, 4, height=1.8)
     columns = {
@@ -273,37 +264,34 @@ def _over_training(results: Results, names: dict[str, str]) -> Figure:
         "entropy": "entropy, nats",
         "frobenius": "‖P‖ (Frobenius)",
     }
+    traces = {core: found[core] for core in cores}
     for panel, (column, title) in zip(panels, columns.items(), strict=True):
-        panel.set_title(title)
-        for core in names:
-            own = frame[frame["core"] == core]
+        panel.set(title=title, xlabel="step")
+        panel.grid(axis="y")
+        for core, own in traces.items():
             panel.plot(own["step"], own[column], linewidth=1.1, **line_style(core))
             if column == "entropy":
                 low, high = own[column] - own["entropy_std"], own[column] + own["entropy_std"]
                 panel.fill_between(own["step"], low, high, color=COLOURS[core], alpha=0.15, linewidth=0)
         _limits(panel, column)
-        panel.set_xlabel("step")
-        panel.grid(axis="y")
-        for core in names:
-            own = frame[frame["core"] == core].dropna(subset=[column])
-            if len(own) and own["step"].iloc[-1] < measured.setting.steps - 1:  # the training diverged
-                last, top = own.iloc[-1], panel.get_ylim()[1]
+        for core, own in traces.items():
+            finite = own.dropna(subset=[column])
+            if len(finite) and finite["step"].iloc[-1] < measured.setting.steps - 1:  # the training diverged
+                last, top = finite.iloc[-1], panel.get_ylim()[1]
                 mark = "^" if last[column] > top else "x"
                 panel.plot(last["step"], min(last[column], top), mark, color=COLOURS[core], clip_on=False)
-    core_legend(figure, names)
+    core_legend(figure, cores, names)
     return figure
 
 
-figure_1_bottom, figure_6 = (
-    functools.partial(_over_training, names={core: short_name(core) for core in cores}) for cores in (MAIN, OTHERS)
-)
-figure_8 = functools.partial(_over_training, names=GAINS)
+figure_1_bottom, figure_6 = (functools.partial(_over_training, cores=cores) for cores in (MAIN, OTHERS))
+figure_8 = functools.partial(_over_training, cores=tuple(GAINS), names=GAINS)
 
 
 def rate_of_figures(results: Results) -> float:
     """Learning rate of the trainings in the figures over training; NaN without a sweep."""
     found = sweep(results)
-    return math.nan if found is None else shown_rate(found.about)
+    return shown_rate(found.about) if found else math.nan
 
 
 def _limits(panel: Axes, column: str) -> None:
@@ -321,15 +309,15 @@ def _limits(panel: Axes, column: str) -> None:
 
 def figure_9(results: Results) -> Figure:
     """Norms of gamma, variance of logits and entropy of every layer, one row a treatment of gamma."""
-    frame = first_seed(results, "gains.csv")
-    if frame.empty:
+    found = first_seed(results, "gains.csv")
+    if not found:
         return not_measured()
     columns = {"gain_q": "‖γ_q‖", "gain_k": "‖γ_k‖", "variance": "variance of logits", "entropy": "entropy, nats"}
     figure, panels = subplots(len(GAINS), len(columns), height=4.6, sharex="row")
     for row, (core, words) in zip(panels, GAINS.items(), strict=True):
         for panel, column in zip(row, columns, strict=True):
             for layer, colour in enumerate(LAYER_COLOURS):
-                own = frame[(frame["core"] == core) & (frame["layer"] == layer)]
+                own = found[core][found[core]["layer"] == layer]
                 panel.plot(own["step"], own[column], color=colour, linewidth=1.0)
             panel.grid(axis="y")
         row[0].set_ylabel(words)
@@ -339,6 +327,5 @@ def figure_9(results: Results) -> Figure:
     for panel, title in zip(panels[0], columns.values(), strict=True):
         panel.set_title(title)
     setp(panels[-1], xlabel="step")
-    handles = [Line2D([], [], color=LAYER_COLOURS[i], label=f"layer {i + 1}") for i in range(LAYERS)]
-    figure.legend(handles=handles, loc="outside upper left", ncols=LAYERS, frameon=False)
+    line_legend(figure, {f"layer {layer + 1}": {"color": LAYER_COLOURS[layer]} for layer in range(LAYERS)})
     return figure

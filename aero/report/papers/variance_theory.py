@@ -12,9 +12,10 @@ from typing import Any
 
 import numpy as np
 import pandas as pd
+from matplotlib.artist import setp
 from matplotlib.figure import Figure
-from matplotlib.lines import Line2D
 
+from aero.report.papers.panels import line_legend
 from aero.report.papers.variance_sensitivity import COLOURS, core_legend, line_style, short_name
 from aero.report.results import Results
 from aero.report.show import GRID, MUTED, not_measured, subplots
@@ -33,10 +34,10 @@ class TheoryResults:
     summary: dict[str, Any]
     tables: dict[str, pd.DataFrame]
 
-    def frame(self, table: str, **where: object) -> pd.DataFrame:
-        """The rows of a table whose columns have the given values."""
-        found = self.tables[table]
-        return found[(found[list(where)] == pd.Series(where)).all(axis=1)]
+
+def _rows(frame: pd.DataFrame, **where: object) -> pd.DataFrame:
+    """Those whose columns have the given values."""
+    return frame[(frame[list(where)] == pd.Series(where)).all(axis=1)]
 
 
 @functools.cache
@@ -49,9 +50,8 @@ def load_theory(results: Results) -> TheoryResults | None:
     for text in path.with_suffix(".jsonl").read_text(encoding="utf-8").splitlines():
         line = json.loads(text)
         tables.setdefault(line.pop("table"), []).append(line)
-    summary = json.loads(path.read_text(encoding="utf-8"))
     frames = {name: pd.DataFrame(lines) for name, lines in tables.items()}
-    return TheoryResults(path.parent.relative_to(results.root), summary, frames)
+    return TheoryResults(path.parent.relative_to(results.root), json.loads(path.read_text(encoding="utf-8")), frames)
 
 
 def with_error(mean: float, error: float) -> str:
@@ -72,7 +72,7 @@ def figure_expansion(results: Results) -> Figure:
         return not_measured()
     figure, panels = subplots(1, 2, height=2.3)
     for n, colour in POSITION_COLOURS.items():
-        drawn, curve = found.frame("softmax", positions=n), found.frame("curves", positions=n)
+        drawn, curve = _rows(found.tables["softmax"], positions=n), _rows(found.tables["curves"], positions=n)
         for panel, exact, printed in zip(panels, ("entropy", "slope"), ("expansion_2", "theorem_slope"), strict=True):
             panel.plot(curve["sigma"], curve[exact], color=colour)
             panel.plot(curve["sigma"], curve[printed], color=colour, linewidth=0.9, linestyle="--")
@@ -83,11 +83,10 @@ def figure_expansion(results: Results) -> Figure:
     for panel in panels:
         panel.set_xlabel("σ, standard deviation of the logits")
         panel.grid(color=GRID)
-    handles = [Line2D([], [], color=colour, label=f"N = {n}") for n, colour in POSITION_COLOURS.items()]
-    handles.append(Line2D([], [], color=MUTED, marker="o", linestyle="", label="drawn"))
-    handles.append(Line2D([], [], color=MUTED, label="exact"))
-    handles.append(Line2D([], [], color=MUTED, linestyle="--", label="Theorem 5.1"))
-    figure.legend(handles=handles, loc="outside upper left", ncols=len(handles), frameon=False)
+    styles = {f"N = {n}": {"color": colour} for n, colour in POSITION_COLOURS.items()}
+    styles["drawn"] = {"color": MUTED, "marker": "o", "linestyle": ""}
+    styles |= {"exact": {"color": MUTED}, "Theorem 5.1": {"color": MUTED, "linestyle": "--"}}
+    line_legend(figure, styles)
     return figure
 
 
@@ -99,14 +98,13 @@ def figure_3_left(results: Results) -> Figure:
     figure, panels = subplots(2, 4, height=2.7, sharex=True, sharey=True)
     for row, core in zip(panels, ("softmax", "relu"), strict=True):
         for panel, sigma in zip(row, (1.0, 2.0, 4.0, 8.0), strict=True):
-            weights = found.frame("weights", core=core, sigma=sigma)["weight"]
+            weights = _rows(found.tables["weights"], core=core, sigma=sigma)["weight"]
             panel.hist(np.maximum(weights, 1e-6), bins=np.logspace(-6, 0, 19), color=COLOURS[core])
-            entropy = found.frame("controlled", core=core, sigma=sigma)["entropy"].item()
+            entropy = _rows(found.tables["controlled"], core=core, sigma=sigma)["entropy"].item()
             panel.set_title(f"σ = {sigma:g}, H = {entropy:.2f}", fontweight="normal")
             panel.set_xscale("log")
         row[0].set_ylabel(f"{short_name(core)}, keys")
-    for panel in panels[1]:
-        panel.set_xlabel("attention weight")
+    setp(panels[1], xlabel="attention weight")
     return figure
 
 
@@ -119,7 +117,7 @@ def figure_3_right(results: Results) -> Figure:
     settings = found.summary["settings"]["controlled"]
     cores = {core: core.removesuffix("_fixed") for core in settings["cores"]}
     for core, coloured in cores.items():
-        frame = found.frame("controlled", core=core)
+        frame = _rows(found.tables["controlled"], core=core)
         squares, entropies = frame["sigma"].to_numpy() ** 2, frame["entropy"].to_numpy()
         panels[0].plot(squares, entropies, **line_style(coloured))
         rate, middle = np.diff(entropies) / np.diff(squares), np.sqrt(squares[1:] * squares[:-1])
@@ -130,7 +128,7 @@ def figure_3_right(results: Results) -> Figure:
     for panel in panels:
         panel.set(xscale="log", xlabel="σ² of the keys")
         panel.grid(color=GRID)
-    core_legend(figure, {core: short_name(core) for core in cores.values()})
+    core_legend(figure, cores.values())
     return figure
 
 
@@ -145,7 +143,7 @@ def figure_10(results: Results) -> Figure:
     low, high = zip(*((theory.least_row_norm(h), theory.greatest_row_norm(h, size)) for h in entropies), strict=True)
     panel.fill_between(entropies, low, high, color=GRID, alpha=0.6, linewidth=0, label="possible")
     for line, colour in zip(found.summary["dirichlet"], ("#0072b2", "#d55e00", "#009e73"), strict=False):
-        rows = found.frame("dirichlet", alpha=line["alpha"])
+        rows = _rows(found.tables["dirichlet"], alpha=line["alpha"])
         label = f"α = {line['alpha']:g}, correlation {line['correlation']:.2f}"
         panel.scatter(rows["entropy"], rows["norm"], s=6, color=colour, alpha=0.6, linewidth=0, label=label)
     panel.axvline(math.log(size), color=MUTED, linewidth=0.8, linestyle=":")
@@ -165,8 +163,7 @@ Found = tuple[str, bool, str]
 
 
 def _of(*names: str) -> Callable[[Callable[..., Found]], Callable[..., Measurement]]:
-    """Make a measurement of what a function returns for frames of draws: theory_NAME.csv, or an entry of
-    theory.json."""
+    """Make a measurement of what a function returns for entries of theory.json or tables of theory.jsonl."""
 
     def decorate(quantity: Callable[..., Found]) -> Callable[..., Measurement]:
         @functools.wraps(quantity)
@@ -174,20 +171,14 @@ def _of(*names: str) -> Callable[[Callable[..., Found]], Callable[..., Measureme
             read = load_theory(results)
             if read is None:
                 return Measurement("", PAPER_DIMENSIONS, missing="python -m stages.sensitivity_theory has not been run")
-            found = [read.summary[name] if name in read.summary else read.tables[name] for name in names]
-            frames = [pd.DataFrame(draws) if isinstance(draws, list) else draws for draws in found]
-            text, held, note = quantity(*frames, **parameters)
+            found = (read.summary[name] if name in read.summary else read.tables[name] for name in names)
+            draws = (pd.DataFrame(one) if isinstance(one, list) else one for one in found)
+            text, held, note = quantity(*draws, **parameters)
             return Measurement(text, PAPER_DIMENSIONS, f"{read.folder}/theory*; {note}", checks={"": bool(held)})
 
         return measure
 
     return decorate
-
-
-def _line(frame: pd.DataFrame, **where: float) -> pd.Series:
-    """The one line whose columns have the given values."""
-    (line,) = (line for _, line in frame.iterrows() if all(line[key] == value for key, value in where.items()))
-    return line
 
 
 # The softmax ----------------------------------------------------------------------------------------------------------
@@ -200,7 +191,7 @@ def softmax_derivative(draws: pd.DataFrame, columns: list[str]) -> Found:
     # The quotient over ±1 % of sigma^2 differs from the derivative by some 1e-4 of it.
     allowed = _ERRORS * draws.slope_error + 1e-3 * draws.slope.abs() + 1e-9
     off = {column: int(((draws[column] - draws.slope).abs() > allowed).sum()) for column in columns}
-    one = _line(draws, positions=20, sigma=1)
+    one = _rows(draws, positions=20, sigma=1).iloc[0]
     words = [f"off in {count} of {len(draws)} cells; formula {one[column]:.4f}" for column, count in off.items()]
     text = f"{'; '.join(words)}, drawn {with_error(one.slope, one.slope_error)} at N = 20, σ = 1"
     return text, 0 in off.values(), "§2 of docs/variance_sensitivity.md has the derivation"
@@ -221,7 +212,7 @@ def softmax_expansion(draws: pd.DataFrame, sigma: float) -> Found:
     and every σ up to `sigma`."""
     small = draws[draws.sigma <= sigma]
     near = int(((small.entropy - small.expansion_2).abs() <= _ERRORS * small.entropy_error + small.sigma**4 / 4).sum())
-    far, one = _line(draws, positions=200, sigma=8), _line(draws, positions=20, sigma=0.5)
+    far, one = _rows(draws, positions=200, sigma=8).iloc[0], _rows(draws, positions=20, sigma=0.5).iloc[0]
     note = (
         f"single draws at N = 20, σ = 0.5 have a standard deviation of {one.entropy_spread:.3f}; beyond "
         f"σ = √(2 log N) the expansion fails: at N = 200, σ = 8 it gives {far.expansion_2:.1f}, drawn "
@@ -265,12 +256,9 @@ def relu_rate(draws: pd.DataFrame) -> Found:
     largest D."""
     good, words = True, []
     for positions, wide in draws[draws.dimensions >= 64].groupby("positions"):
-        scaled = (wide.dimensions * (math.log(positions) - wide.entropy)).tolist()
-        errors = (wide.dimensions * wide.entropy_error).tolist()
-        good &= all(
-            abs(value - scaled[-1]) <= 0.05 * scaled[-1] + _ERRORS * math.hypot(error, errors[-1])
-            for value, error in zip(scaled, errors, strict=True)
-        )
+        scaled, errors = wide.dimensions * (math.log(positions) - wide.entropy), wide.dimensions * wide.entropy_error
+        last, error = scaled.iloc[-1], errors.iloc[-1]
+        good &= ((scaled - last).abs() <= 0.05 * last + _ERRORS * np.hypot(errors, error)).all()
         words.append(f"N = {positions:.0f}: {', '.join(map(with_error, scaled, errors))}")
     return "; ".join(words), good, "D = 64, 256, 1024"
 
@@ -292,7 +280,7 @@ def relu_deviation(draws: pd.DataFrame) -> Found:
 def relu_at_small_width(draws: pd.DataFrame, dimensions: int, positions: int, share: float) -> Found:
     """Mean entropy of the ReLU kernel's defined rows at the width of the paper's small model: whether it is above
     `share` of log N and no row is 0/0."""
-    line, largest = _line(draws, positions=positions, dimensions=dimensions), math.log(positions)
+    line, largest = _rows(draws, positions=positions, dimensions=dimensions).iloc[0], math.log(positions)
     entropy = with_error(line.entropy, line.entropy_error)
     text = f"{entropy} of {largest:.3f}; {line.undefined:.1%} of the rows are 0/0"
     good = line.entropy > share * largest and line.undefined == 0
@@ -313,7 +301,7 @@ def relu_scale_change(change: float) -> Found:
 def layernorm_change(draws: pd.DataFrame) -> Found:
     """Mean entropy of QK-LayerNorm with queries scaled by 0.1 to 1000: whether it stays within 1 % of that at
     factor 1."""
-    own = _line(draws, factor=1).entropy
+    own = _rows(draws, factor=1).iloc[0].entropy
     off = (draws[draws.factor >= 0.1].entropy / own - 1).abs().max()
     least = draws.sort_values("factor").iloc[0]
     note = f"at factor {least.factor:g}, a variance below LayerNorm's ε: {least.entropy:.3f} instead of {own:.3f}"
@@ -325,8 +313,8 @@ def matrix_ranges(bounds: pd.DataFrame, drawn: pd.DataFrame, mask: str) -> Found
     """Ends of ‖P‖_F and H(P) under a full or causal mask: whether they are [1, √N] and [0, log N]; for full attention
     also whether no matrix drawn whose rows sum to 1 lies outside."""
     lines = bounds[bounds["mask"] == mask]
-    ends = ("norm_least", "norm_greatest", "entropy_greatest")
-    same = all(math.isclose(line[k], line[f"{k}_printed"], rel_tol=1e-6) for _, line in lines.iterrows() for k in ends)
+    ends = ["norm_least", "norm_greatest", "entropy_greatest"]
+    same = np.allclose(lines[ends], lines[[f"{end}_printed" for end in ends]], rtol=1e-6, atol=0)
     text = "; ".join(
         f"N = {line.positions:.0f}: [{line.norm_least:.2f}, {line.norm_greatest:.2f}], [0, {line.entropy_greatest:.2f}]"
         for line in lines.itertuples()
@@ -335,9 +323,9 @@ def matrix_ranges(bounds: pd.DataFrame, drawn: pd.DataFrame, mask: str) -> Found
         return text, same, "attained by uniform and by one-hot rows"
     outside, empty = int(drawn.outside.sum()), drawn[drawn["empty"] > 0]
     note = f"{outside} of {drawn.matrices.sum():,} matrices drawn of {len(drawn)} cores lie outside"
-    for _, line in empty.iterrows():
+    for line in empty.itertuples():
         note += (
-            f"; {line['empty']} of {line.core} have a row without weight, and norms down to {line.norm_least_empty:.2f}"
+            f"; {line.empty} of {line.core} have a row without weight, and norms down to {line.norm_least_empty:.2f}"
         )
     return text, same and not outside, note
 

@@ -325,6 +325,9 @@ def _held_out(results: Results) -> list[dict[str, str]]:
 def _program(name: str) -> str:
     """A program's name for readers; @6 names the layers before which the residual stream is restored."""
     plain, _, layers = name.partition("@")
+    without = [one.replace("_", " ") for one in OPTIMIZATIONS if one not in TUNED and f"+{one}" not in plain]
+    if plain.startswith(f"{OPTIMISED}+") and len(without) <= 2:
+        plain = f"all switches but {' and '.join(without)}" if without else "all switches"
     for program, words in PROGRAM_NAMES.items():
         if plain.startswith(program):
             changes = plain.removeprefix(program).replace("_", " ")

@@ -38,7 +38,7 @@ _WRAPPER = re.compile(r"(EReg|SOTA)\((.*)\)")
 _PLUS = re.compile(r"\+(?![^()]*\))")  # not inside parentheses
 _FUSED = re.compile(r"ScFuFFN(?:i_([1-9][0-9]{0,5}))?")
 _NORMED = re.compile(r"([WS])Norm\((.*)\)")
-_CORE = re.compile(r"Core\((?!softmax\))([a-z0-9_]+)\)")
+_CORE = re.compile(r"Core\(([a-z0-9_]+)\)")
 _FORMS: dict[str, dict[str, object]] = {
     "LN": {"layer_norm": True},
     "RMS": {"layer_norm": True, "rms_norm": True},
@@ -165,6 +165,8 @@ def _settings(text: str) -> dict[str, object]:
         text = match[2]
     first, *parts = _PLUS.split(text)
     if match := _CORE.fullmatch(first):
+        if match[1] == "softmax":
+            raise ValueError("Core(softmax) is written SM")
         settings["core"] = match[1]
     elif first in ("SM", "SM(t)"):
         settings["temperature"] = first == "SM(t)"

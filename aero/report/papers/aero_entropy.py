@@ -34,6 +34,7 @@ MARGINS = {
     REGULARISED if percent == 20 else f"ereg-smt-scfuffn-gamma-{percent:02d}": f"γ = {percent / 100:.2f}"
     for percent in range(0, 31, 5)
 }
+"""Titles by run, like the three above."""
 COUNTS = LinearSegmentedColormap.from_list("counts", ["#f3c9b4", "#d55e00", "#5a1c00"])
 SIGNED = LinearSegmentedColormap.from_list(
     "signed", [(0, "#8a1c5a"), (0.5, "#efb4cf"), (0.5, "#e3dfb0"), (1, "#0b4f6c")], N=64
@@ -76,7 +77,7 @@ def figure_3a(results: Results) -> Figure:
 
 
 def figure_6(results: Results) -> Figure:
-    """SM: (a) values beyond float16 in each layer over training, none is blank; (b) entropy of every head."""
+    """SM: (a) values beyond float16 in each layer over training, blank if none; (b) entropy of every head."""
     figure, (panel, heads_panel) = subplots(1, 2, height=1.9, width_ratios=(2.2, 1))
     panel.set(title="(a) SM, values beyond float16", ylabel="layer")
     overflow = panels.logged(results, "sm", "overflow")

@@ -90,7 +90,7 @@ def heatmap(panel: Axes, values: NDArray[np.float64] | None, norm: Normalize) ->
         return None
     layers, count = values.shape
     look = {"cmap": ENTROPY, "norm": norm, "edgecolors": PAPER, "linewidth": 0.4}
-    mesh = panel.pcolormesh(range(1, count + 1), range(1, layers + 1), values, **look)
+    mesh = panel.pcolormesh(np.arange(count + 1) + 0.5, np.arange(layers + 1) + 0.5, values, **look)
     panel.set_xticks(layer_ticks(count))
     panel.set_yticks(layer_ticks(layers))
     panel.tick_params(length=0)

@@ -13,8 +13,6 @@ FAMILIES = ("llama", "mistral", "qwen2")
 """Supported values of `model_type`: rotary positions, no soft-capped logits, one kind of attention layer."""
 IMPLEMENTATION = "aero_parallel_context"
 """The name under which `_attention` is registered."""
-REPLACEABLE = ("eager", "sdpa", IMPLEMENTATION)
-"""Attention implementations that `_attention` reproduces; others never form the probabilities that it needs."""
 ROTARY = ("default", "linear", "llama3", "yarn", "proportional")
 """Values of `rope_type` whose rotation of a token depends on its position alone; that of `longrope` and `dynamic`
 depends on the length of the pass, which differs between segments and query."""
@@ -47,16 +45,12 @@ AttentionInterface.register(IMPLEMENTATION, _attention)
 class HuggingFaceModel:
     """A Llama, Mistral or Qwen2 causal language model; its attention implementation is replaced for good.
 
-    context: number of positions it was trained on.
-    ValueError for another family or an attention implementation that is not in REPLACEABLE.
+    context: number of positions it was trained on. ValueError for another family or kind of rotary positions.
     """
 
     def __init__(self, model: PreTrainedModel) -> None:
-        kind, implementation = model.config.model_type, model.config._attn_implementation
-        if kind not in FAMILIES:
+        if (kind := model.config.model_type) not in FAMILIES:
             raise ValueError(f"model family {kind!r} is not supported; supported: {', '.join(FAMILIES)}")
-        if implementation not in REPLACEABLE:
-            raise ValueError(f"attention implementation {implementation!r} is not supported; use 'sdpa' or 'eager'")
         rotary = (getattr(model.config, "rope_parameters", None) or {}).get("rope_type", "default")
         if rotary not in ROTARY:
             raise ValueError(

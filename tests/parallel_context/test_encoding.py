@@ -90,8 +90,6 @@ def test_contexts_that_do_not_fit(family):
 
 
 def test_unsupported_models():
-    with pytest.raises(ValueError, match="flex_attention"):
-        HuggingFaceModel(hugging_face("llama", "flex_attention"))
     with pytest.raises(ValueError, match="gemma2"):
         HuggingFaceModel(hugging_face("gemma2", "eager", head_dim=8))
     windowed = HuggingFaceModel(hugging_face("mistral", sliding_window=8))

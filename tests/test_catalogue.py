@@ -7,6 +7,7 @@ import json
 import math
 from collections import defaultdict
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -16,7 +17,7 @@ from aero.architecture import parse
 from aero.config import load
 from aero.model import GPT
 from aero.records import Training, read_trainings, write_trainings
-from aero.report.claims import texts
+from aero.report.claims import compared_runs
 from aero.training.catalogue import (
     achieved_flops,
     cost,
@@ -165,7 +166,7 @@ def compared_by_claims() -> dict[str, set[str]]:
     found: dict[str, set[str]] = {}
     for paper in ("aero", "entropy_guided", "entropy_landscape", "variance_sensitivity"):
         for claim in published.load(paper).claims:
-            for name in set(texts(claim.quantity[1])) & set(PARAMETERS.runs):
+            for name in compared_runs(SimpleNamespace(parameters={"runs": PARAMETERS.runs}), claim):
                 found.setdefault(name, set()).add(claim.id)
     return found
 

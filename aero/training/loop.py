@@ -129,7 +129,7 @@ def train(
             if training.diverged(result):
                 row = training.divergence(step, result)
             else:
-                training.update(result)
+                training.update(result.parts)
                 row = training.log_row(step, result)
             if row is not None:
                 outcome.rows.append(row)
@@ -256,13 +256,13 @@ class Trainer:
         penalty = entropy_regularization(entropies, thresholds, regularizer.gamma, regularizer.reduction)
         return penalty * processes.count if processes.several and regularizer.reduction == "position_sum" else penalty
 
-    def update(self, result: Step) -> None:
-        """Apply the gradient."""
+    def update(self, parts: Sequence[Tensor] = ()) -> None:
+        """Apply the gradient of these micro-batches, of which `qk_clip` needs the ids."""
         self.scaler.step(self.optimizer)
         self.scaler.update()
         self.model.clip_gains()
         if self.settings.qk_clip:
-            for ids in result.parts:
+            for ids in parts:
                 clip_logits(self.model, ids, self.settings.qk_clip)
         self.optimizer.zero_grad(set_to_none=True)
 

@@ -39,7 +39,7 @@ class CapturedTraining:
     def __init__(self, run: ResolvedRun, tokens: Tokens, state: Path, device: str) -> None:
         settings = run.train
         if settings.accumulation != 1 or settings.precision == "float16" or settings.qk_clip:
-            raise ValueError(f"{run.name} accumulates gradients, trains in float16 or has qk_clip; train it alone")
+            raise ValueError(f"{run.name} accumulates gradients or trains in float16, or has qk_clip; train it alone")
         self.run, self.state = run, state
         self.on_gpu = device.startswith("cuda")
         self.stream = torch.cuda.Stream() if self.on_gpu else None

@@ -154,7 +154,7 @@ def table_1(results: Results) -> pd.DataFrame:
     rows = []
     for core, title in titles().items():
         row: dict[str, Any] = {"re-weighting function": title, "published": printed.get(core)}
-        if measured is not None:
+        if measured is not None and core in measured.final:
             row |= {
                 "measured": measured.estimate_of_means(core).text(),
                 "averaged, then clipped": measured.clipped_after(core),

@@ -28,7 +28,7 @@ EXTRAS = {
     **dict.fromkeys(("spu", "jax", "jaxlib", "cryptography"), "two-party"),
     **dict.fromkeys(("datasets", "pyarrow"), "corpora"),
     **dict.fromkeys(("transformers", "accelerate"), "hf"),
-    **dict.fromkeys(("matplotlib", "nbclient", "pandas", "typst"), "report"),
+    **dict.fromkeys(("matplotlib", "nbconvert", "pandas", "typst"), "report"),
     "dvc": "pipeline",
     "submitit": "cluster",
 }

@@ -49,8 +49,8 @@ def execute(root: Path) -> list[str]:
     """The Markdown of all notebooks and, as `HTML`, what their code shows, in order."""
     import jupytext
     from jupyter_client import AsyncKernelManager
-    from nbclient import NotebookClient
     from nbclient.exceptions import CellExecutionError, DeadKernelError
+    from nbconvert.preprocessors import ExecutePreprocessor
     from nbformat.v4 import new_code_cell, new_notebook
 
     notebook = new_notebook()
@@ -63,7 +63,7 @@ def execute(root: Path) -> list[str]:
         environment |= {"PYTHONHASHSEED": "0", "OMP_NUM_THREADS": "1"}
         # A socket file keeps other users of the machine from the kernel.
         manager = AsyncKernelManager(kernel_name="python3", transport="ipc", connection_file=f"{home}/kernel.json")
-        client = NotebookClient(notebook, km=manager, shutdown_kernel="immediate")
+        client = ExecutePreprocessor(nb=notebook, km=manager, shutdown_kernel="immediate")
         try:
             with client.setup_kernel(cleanup_kc=True, cwd=str(root), env=environment):
                 for number, cell in enumerate(notebook.cells):  # not `client.execute`, which takes SIGTERM

@@ -330,12 +330,6 @@ def test_a_party_without_a_common_parent_notices_that_its_peer_died(tmp_path):
     assert "the server is gone" in errors[CLIENT][0] and errors[CLIENT][1] < 8 + 4
 
 
-def test_a_task_that_cannot_be_imported_is_refused():
-    with pytest.raises(ValueError, match="cannot be given to another process"):
-        run_parties(lambda party, own: None, None, None, Settings())
-    assert not multiprocessing.active_children()
-
-
 PARENT = """
 import itertools, multiprocessing, os, sys, time
 from aero.two_party.runtime import processes

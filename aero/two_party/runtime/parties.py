@@ -172,22 +172,16 @@ class _Supervisor:
 
     def _start(self, rank: int) -> None:
         context = multiprocessing.get_context("forkserver")
-        try:
-            ours, theirs = context.Pipe()
-            log, path = tempfile.mkstemp(prefix="aero-party-", suffix=".log")
-        except OSError as error:
-            raise TwoPartyError(f"the {NAMES[rank]} process could not be started ({error}); run again") from error
+        payload = (rank, self.task, self.inputs[rank], tuple(self.dialled[rank]), self.settings)
+        message = multiprocessing.reduction.ForkingPickler.dumps(payload)
+        ours, theirs = context.Pipe()
+        log, path = tempfile.mkstemp(prefix="aero-party-", suffix=".log")
         process = context.Process(target=party_process, args=(theirs, path), name=f"aero-{NAMES[rank]}")
         self.children[rank] = _Child(rank, process, ours, log, Path(path))
         try:
             start(process, NAMES[rank])
         finally:
             theirs.close()
-        payload = (rank, self.task, self.inputs[rank], tuple(self.dialled[rank]), self.settings)
-        try:
-            message = multiprocessing.reduction.ForkingPickler.dumps(payload)
-        except (AttributeError, TypeError, ImportError, ValueError) as error:
-            raise ValueError(f"the task or its input cannot be given to another process: {error}") from None
         # In a thread, because a party that hangs would block us in a full pipe, past every time limit.
         threading.Thread(target=_give, args=(ours, message), daemon=True).start()
 

@@ -13,11 +13,9 @@ import multiprocessing
 import os
 import signal
 import sys
-import tempfile
 import threading
 import traceback
-from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import suppress
 from multiprocessing import forkserver
 from multiprocessing.connection import Connection
 from typing import Any
@@ -25,11 +23,10 @@ from typing import Any
 from aero.two_party.runtime.party import Party
 from aero.two_party.runtime.settings import TwoPartyError
 
-PRELOADED = ("numpy", "jax", "torch", "torch._dynamo")
+PRELOADED = ("aero.two_party.runtime.one_thread", "numpy", "jax", "torch", "torch._dynamo")
 """The last is what PyTorch computes shapes of weights with, on the device "meta"."""
-THREAD_VARIABLES = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS")
 _PR_SET_PDEATHSIG = 1
-_LOCK = threading.Lock()  # `sys.argv` and the environment are changed while a process starts
+_LOCK = threading.Lock()  # `sys.argv` is changed while a process starts
 
 
 def start(process: multiprocessing.process.BaseProcess, name: str) -> None:
@@ -49,17 +46,9 @@ def start(process: multiprocessing.process.BaseProcess, name: str) -> None:
 
 def ready() -> None:
     """Start the fork server if it does not run, without waiting for its imports."""
-    try:
-        with _LOCK, _single_thread():
-            forkserver.set_forkserver_preload(list(PRELOADED))
-            forkserver.ensure_running()
-    except OSError as error:
-        if "too long" not in str(error):
-            raise
-        raise TwoPartyError(
-            f"the path of a socket in {tempfile.gettempdir()} would be longer than the system allows (about 100 "
-            "bytes); set TMPDIR to a folder with a shorter path"
-        ) from error
+    with _LOCK:
+        forkserver.set_forkserver_preload(list(PRELOADED))
+        forkserver.ensure_running()
 
 
 def renew() -> None:
@@ -72,21 +61,6 @@ def renew() -> None:
         _end()
         forkserver._forkserver._stop()
     ready()
-
-
-@contextmanager
-def _single_thread() -> Iterator[None]:
-    """Libraries that are imported within compute on one thread: a process with several must not fork."""
-    before = {name: os.environ.get(name) for name in THREAD_VARIABLES}
-    os.environ.update(dict.fromkeys(THREAD_VARIABLES, "1"))
-    try:
-        yield
-    finally:
-        for name, value in before.items():
-            if value is None:
-                del os.environ[name]
-            else:
-                os.environ[name] = value
 
 
 @atexit.register
@@ -117,7 +91,9 @@ def party_process(connection: Connection, log_path: str) -> None:
     os.dup2(log, 2)
     try:
         rank, task, own_input, addresses, settings = connection.recv()
-        os.environ.update(dict.fromkeys(THREAD_VARIABLES, str(settings.threads)))
+        from aero.two_party.runtime.one_thread import VARIABLES
+
+        os.environ.update(dict.fromkeys(VARIABLES, str(settings.threads)))
         import jax
         import spu  # noqa: F401 - imported now, so that the time limit for connecting is for connecting alone
 

@@ -70,7 +70,7 @@ def claims_table(results: Results) -> str:
         (f"optimised SM+ScFuFFN sends {100 * share:.0f} % of the published bytes", "`aero cost SM+ScFuFFN`",
          "1 second", f"{fused['GB, optimised']} GB (published: {fused['GB, paper']})"),
         _pretrained(results),
-        ("every verdict", "`make report`", "1 minute", "`reports/claims.csv` unchanged"),
+        ("the verdicts follow from the results", "`make report`", "1 minute", "`reports/claims.csv` unchanged"),
         ("private logits agree with PyTorch's, within fixed-point error", "`make test`", "about 8 minutes",
          "all tests pass"),
     ]  # fmt: skip

@@ -296,7 +296,7 @@ def _accuracy(cost: PassCost, network: Network, checks: Checks) -> Iterator[str]
     if once >= 0.005:
         yield f"             {100 * once:.0f} % of the computing time rests on a single run"
     if (latency := checks["latency_model_error"]) is not None:
-        yield f"             passes of small models over slow links took the time within {100 * latency:.1f} %"
+        yield f"             complete passes of small models over slow links: within {100 * latency:.1f} % of the model"
     if cost.extrapolated:
         yield f"  EXTRAPOLATED beyond what was measured, error unknown: {', '.join(cost.extrapolated)}"
 

@@ -274,7 +274,7 @@ def verified_passes(results: Results) -> pd.DataFrame:
         tokens, latency = float(line.get("tokens_per_pass") or 1), wan.latency_seconds(seconds, bytes_, rounds)
         amounts = (bytes_ / 1e6, seconds, rounds, tokens, latency / tokens)
         names = ("MB per pass", "computing s per pass", "rounds per pass", "new tokens per pass", "WAN s per token")
-        found.append({"model, rows": f"{run}, {rows}"} | dict(zip(names, map(text, amounts), strict=True)))
+        found.append({"model, tokens": f"{run}, {rows}"} | dict(zip(names, map(text, amounts), strict=True)))
     return pd.DataFrame(found)
 
 

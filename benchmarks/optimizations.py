@@ -54,8 +54,8 @@ PROMPTS_A_SESSION = 20
 AT_ONCE = 4  # operations of a session, after which measurements are written
 _OUTSIDE = tuple(f"+{name}" for name in OPTIMIZATIONS if name not in TUNED)
 _BOUNDED = "tuned" + "".join(_OUTSIDE).replace("+wide_maxima", "")  # takes no maxima
-_TOGETHER = (_BOUNDED, _BOUNDED.replace("+bounded_logits", ""), "tuned" + "".join(_OUTSIDE[:-1]))
-OUTSIDE_TUNED = ("tuned", *(f"tuned{name}" for name in _OUTSIDE), *_TOGETHER)
+_FEWER = tuple(_BOUNDED.replace(f"+bounded_{name}", "") for name in ("reciprocals", "logits"))
+OUTSIDE_TUNED = ("tuned", *(f"tuned{name}" for name in _OUTSIDE), _BOUNDED, *_FEWER, "tuned" + "".join(_OUTSIDE[:-1]))
 ERROR_KEY = ("architecture", "program", "scale", "tokens")
 ERROR_COLUMNS = (*ERROR_KEY[:3], "prompts", "tokens", "max_logit_error", "same_top_token", "provenance")
 

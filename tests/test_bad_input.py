@@ -107,9 +107,20 @@ def tokens(tmp_path, whole_tokens):
     return tmp_path / "tokens"
 
 
-def test_a_manifest_of_another_format_is_refused(tokens):
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        ("vocabulary", float("inf")),
+        ("vocabulary", True),
+        ("vocabulary", "300"),
+        ("vocabulary", -1),
+        ("vocabulary", 2**31),
+        ("format", []),
+    ],
+)
+def test_a_manifest_with_another_kind_of_number_is_refused(tokens, name, value):
     path = tokens / "manifest.json"
-    path.write_text(json.dumps(json.loads(path.read_text()) | {"format": []}))
+    path.write_text(json.dumps(json.loads(path.read_text()) | {name: value}))
     refused(lambda: open_tokens(tokens), path)
 
 

@@ -234,9 +234,9 @@ def _checks(root: Path, program: str) -> dict[str, float | None]:
         paths = [root / folder / "two_party" / name for folder in ("runs", "results")]
         if path := next(filter(Path.is_file, paths), None):
             passes += json.loads(path.read_text(encoding="utf-8"))
-    passes = [entry for entry in passes if entry["program"] == program] or passes
+    passes = [entry for entry in passes if entry.get("program") == program] or passes
     shaped = read_csv(root / "results/two_party/shaped.csv")
-    errors = [abs(float(line["error"])) for line in shaped if line["error"]]
+    errors = [abs(float(line["error"])) for line in shaped if line.get("error")]
     return {
         "composition_error": composition_error(passes, "bytes"),
         "composition_seconds_error": composition_error(passes, "seconds"),

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from aero.data.base import Split, files_below, files_digest, files_of_split, sha256_of, split_by_name, split_point
+from aero.errors import UserError
 
 TEXT_ENDINGS = (".txt", ".py", ".md")
 ROW_ENDINGS = (".parquet", ".jsonl")
@@ -125,26 +126,27 @@ class LocalFolder:
         import pyarrow
         from pyarrow import parquet
 
+        number = 0
         try:
-            file = parquet.ParquetFile(self.folder / key, pre_buffer=False, buffer_size=2**20)
+            with parquet.ParquetFile(self.folder / key, pre_buffer=False, buffer_size=2**20) as file:
+                if self.text_column not in (names := file.schema_arrow.names):
+                    raise UserError(self._no_column(key, names))
+                for batch in file.iter_batches(batch_size=64, columns=[self.text_column]):
+                    for text in batch.column(0).to_pylist():
+                        yield self._checked(text, f"{key} row {number}")
+                        number += 1
+        except UserError:
+            raise
         except (pyarrow.ArrowException, OSError, ValueError) as error:
             raise ValueError(
                 f"corpus 'local': {key} is not a readable Parquet file ({str(error)[:300]}); fix or remove it"
             ) from None
-        with file:
-            if self.text_column not in (names := file.schema_arrow.names):
-                raise ValueError(self._no_column(key, names))
-            number = 0
-            for batch in file.iter_batches(batch_size=64, columns=[self.text_column]):
-                for text in batch.column(0).to_pylist():
-                    yield self._checked(text, f"{key} row {number}")
-                    number += 1
 
     def _checked(self, text: object, where: str) -> str:
         if text is None:
             return ""
         if not isinstance(text, str):
-            raise ValueError(
+            raise UserError(
                 f"corpus 'local': {where}: column {self.text_column!r} holds {type(text).__name__}, not text;"
                 " set corpus.text_column"
             )

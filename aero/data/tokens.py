@@ -20,7 +20,7 @@ from typing import Any
 
 import numpy as np
 
-from aero.data.base import AnyTokenizer, Corpus, Split, first_bytes, sha256_of
+from aero.data.base import LARGEST_VOCABULARY, AnyTokenizer, Corpus, Split, first_bytes, sha256_of
 
 FORMAT = "aero-tokens-1"
 SPLITS: tuple[Split, ...] = ("train", "valid")
@@ -70,7 +70,9 @@ def open_tokens(folder: str | Path) -> Tokens:
         manifest = json.loads(path.read_text(encoding="utf-8"))
         if manifest["format"] != FORMAT:
             raise ValueError(f"format {manifest['format']!r} instead of {FORMAT!r}")
-        vocabulary = int(manifest["vocabulary"])
+        vocabulary = manifest["vocabulary"]
+        if type(vocabulary) is not int or not 1 <= vocabulary <= LARGEST_VOCABULARY:
+            raise ValueError(f"vocabulary is {str(vocabulary)[:40]}")
         entries = {split: manifest["splits"][split] for split in SPLITS}
         digests = {f"{split}.bin": entry["sha256"] for split, entry in entries.items()}
         digests |= {f"{split}.offsets.npy": entry["offsets_sha256"] for split, entry in entries.items()}

@@ -63,7 +63,7 @@ def execute(root: Path) -> list[str]:
         environment |= {"PYTHONHASHSEED": "0", "OMP_NUM_THREADS": "1"}
         # A socket file keeps other users of the machine from the kernel.
         manager = AsyncKernelManager(kernel_name="python3", transport="ipc", connection_file=f"{home}/kernel.json")
-        client = ExecutePreprocessor(km=manager, shutdown_kernel="immediate")
+        client = ExecutePreprocessor(km=manager, timeout=600, shutdown_kernel="immediate")
         client.nb = notebook
         try:
             with client.setup_kernel(cleanup_kc=True, cwd=str(root), env=environment):

@@ -365,6 +365,8 @@ def _costs(root: Path, places: Iterable[str], problems: list[str]) -> dict[CostK
 
 def _amounts(row: Mapping[str, str]) -> dict[str, float | None]:
     size, parts = float(row["bytes"]), [_optional(row.get(f"bytes_{side}")) for side in ("client", "server")]
+    if not math.isfinite(size):
+        raise ValueError("no bytes")
     if None not in parts and not math.isclose(size, sum(parts), rel_tol=1e-6):
         raise ValueError(f"bytes is {size:.0f}, not the sum of bytes_client and bytes_server")
     names = ("messages", "rounds", "seconds", "latency_wan_s", "latency_lan_s", "max_logit_error")

@@ -8,6 +8,7 @@ from __future__ import annotations
 import contextlib
 import datetime
 import os
+import signal
 from collections.abc import Iterator
 from dataclasses import dataclass
 
@@ -17,6 +18,11 @@ from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
 from aero.errors import UserError
+
+# Long enough for the first process to write a checkpoint while the others wait.
+TIMEOUT = datetime.timedelta(minutes=10)
+TORCHRUN = {"WORLD_SIZE": 1, "RANK": 0, "LOCAL_RANK": 0}
+"""The variables that torchrun sets, and their values in a process that trains alone."""
 
 
 @dataclass(frozen=True)
@@ -101,10 +107,9 @@ def default_device() -> str:
 def join() -> Iterator[Processes]:
     """Join the processes that `torchrun` started, or train alone; on GPUs each process has its own.
 
-    UserError if there are fewer GPUs than processes. If a process is lost, the others end with PyTorch's error.
+    UserError if there are fewer GPUs than processes, or another process is lost.
     """
-    count = int(os.environ.get("WORLD_SIZE", 1))  # torchrun sets these variables
-    rank, local = (int(os.environ.get(name, 0)) for name in ("RANK", "LOCAL_RANK"))
+    count, rank, local = (int(os.environ.get(name, default)) for name, default in TORCHRUN.items())
     gpus = torch.cuda.device_count()
     if count == 1:
         yield Processes(device=default_device())
@@ -113,7 +118,22 @@ def join() -> Iterator[Processes]:
         raise UserError(f"process {local} has no GPU: this machine has {gpus}; use --nproc-per-node {gpus}")
     if gpus:
         torch.cuda.set_device(local)
-    # Long enough for the first process to write a checkpoint while the others wait.
-    dist.init_process_group("nccl" if gpus else "gloo", timeout=datetime.timedelta(minutes=10))
-    yield Processes(rank, count, f"cuda:{local}" if gpus else "cpu")
-    dist.destroy_process_group()  # not after an error: it would wait for a lost process
+    lost = UserError(
+        f"process {rank} of {count}: another process of this training ended; "
+        "the same command resumes from the last saved state"
+    )
+
+    def stopped(*_: object) -> None:
+        raise lost
+
+    # torchrun ends the others this way when one process has failed.
+    signal.signal(signal.SIGTERM, stopped)
+    dist.init_process_group("nccl" if gpus else "gloo", timeout=TIMEOUT)
+    try:
+        yield Processes(rank, count, f"cuda:{local}" if gpus else "cpu")
+    except RuntimeError as error:
+        if not isinstance(error, dist.DistError) and "gloo/transport" not in str(error):  # gloo raises a plain one
+            raise
+        # Destroying the group would wait for the lost process.
+        raise lost from None
+    dist.destroy_process_group()

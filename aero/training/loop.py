@@ -166,10 +166,9 @@ class Trainer:
     ) -> None:
         if settings.log_attention and architecture.block == "he_hofmann":
             raise ValueError(f"{architecture}: log_attention does not support shaped attention; remove it")
-        if settings.qk_clip and (architecture.block == "he_hofmann" or architecture.weight_norm or config.kv_heads):
-            raise ValueError(
-                f"{architecture}: qk_clip needs a query and a key matrix of its own for every head; remove it"
-            )
+        plain = (architecture.block, architecture.core, architecture.weight_norm) == ("pre_ln", "softmax", None)
+        if settings.qk_clip and (not plain or config.kv_heads or processes.several):
+            raise ValueError(f"{architecture}: qk_clip needs plain softmax attention in one process; remove it")
         torch.manual_seed(seed)
         self.started, self.clock = records.now(), time.monotonic()
         self.architecture, self.config, self.settings, self.regularizer = architecture, config, settings, regularizer

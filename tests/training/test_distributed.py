@@ -95,6 +95,8 @@ def test_a_dead_process_ends_the_other_and_the_training_resumes(project):
     os.kill(ranks[0], signal.SIGKILL)
     ended = finish(launcher, timeout=60)
     assert ended.returncode != 0 and not (folder / "out/metrics.json").exists()
+    lines = [line for line in ended.stderr.splitlines() if line.startswith("error: ")]
+    assert len(lines) == 1 and "process 1 of 2: another process of this training ended" in lines[0], ended.stderr
     resumed = finish(torchrun(folder, "-m", "stages.train", "sm-r", "--out", "out"))
     assert resumed.returncode == 0 and "starting anew" not in resumed.stdout, resumed.stderr
     assert [row["step"] for row in read_rows(folder / "out/log.csv")] == list(range(1, 121))

@@ -430,7 +430,7 @@ def test_a_missing_file_or_a_port_in_use_is_reported_before_anything_is_loaded(p
             (["ask", "--checkpoint", str(tmp_path), "a"], "is a folder"),
             (["serve", "--checkpoint", str(path), "--tokenizer", "/dev/zero"], "pipe, socket or device"),
             (["serve", "--checkpoint", str(path), "--listen", here], "cannot listen at"),
-            (["serve", "--checkpoint", str(path), "--listen", "::1:9731"], "in brackets: "),
+            (["serve", "--checkpoint", str(path), "--listen", "::1:9731"], "in brackets, for example"),
         ]
         arguments = json.dumps([arguments for arguments, _ in cases])
         found = subprocess.run([sys.executable, "-c", REFUSED, arguments], capture_output=True, text=True)

@@ -217,4 +217,6 @@ def composition_error(passes: Iterable[Mapping[str, Any]], quantity: str = "byte
     of their operations; None without a pass. passes: the entries of end_to_end.json and full_passes.json."""
     keys = (f"composed_over_measured_{quantity}", "composed_over_measured" if quantity == "bytes" else "")
     ratios = [entry[key] for entry in passes for key in keys if key in entry]
-    return max((abs(ratio - 1) for ratio in ratios if math.isfinite(ratio)), default=None)
+    return max(
+        (abs(ratio - 1) for ratio in ratios if isinstance(ratio, float | int) and math.isfinite(ratio)), default=None
+    )

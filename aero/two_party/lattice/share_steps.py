@@ -15,7 +15,7 @@ the exponential, where SPU takes eight squarings.
 `checked_powers`: the same, and a check that all these powers are 2^-X, as they are for X in [0, 16). Without their low
 bits, the shares sum to X - Y_0 - Y_1; adding 16 (b_0 xor b_1) gives 0 if the power is right, and otherwise another
 multiple of 16. The check is the sum of these numbers times fixed random weights: with a wrong power, it is 0 by a
-chance of one in 2^23.
+chance of at most one in 2^23, if |X| < 1024.
 
 `lattice_query` and `lattice_rows` are the protocol of `aero.two_party.lattice.lookup`; `lattice_product`,
 `shared_product` and `row_squares` are those of `matmul`.

@@ -299,7 +299,9 @@ def not_bounded(model: GPT, program: str, settings: Settings) -> list[str]:
         "residual stream": residual < product
         and not (normed and (residual**2 >= most["product"] or residual**2 / model.config.width >= variance)),
         "feed-forward activations": ffn < product and not (cubed and (ffn + GELU_TAIL) ** 3 >= most["product"]),
-        "attention logits": logits < min(product, pair) and 2 * logits < most["exp"],
+        "attention logits": logits
+        < min(product, pair, most["logit" if "bounded_logits" in optimizations else "product"])
+        and 2 * logits < most["exp"],
         # Row sums of exponentials are at most T, and divide the sum later.
         "attention outputs": values * model.config.context < pair and values < min(product, scaled),
         "logits of the vocabulary": head < row,

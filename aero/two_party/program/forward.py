@@ -86,7 +86,15 @@ def forward(
         x = this.norm(w.ln_f, x)
     logits = this.project(x if whole else x[-1:], w.head.weight)[slice(None) if every else -1]
     logits = logits if w.head.bias is None else logits + w.head.bias
-    return sum(this.checks, logits), this.keys, this.values
+    return _with_checks(logits, this.checks), this.keys, this.values
+
+
+def _with_checks(logits: Array, checks: Sequence[Array]) -> Array:
+    """Logits (..., V), each check added to another entry, so that two cannot cancel."""
+    if not checks:
+        return logits
+    missing = -len(checks) % logits.shape[-1]
+    return logits + jnp.pad(jnp.stack(checks), (0, missing)).reshape(-1, logits.shape[-1]).sum(0)
 
 
 def _with_shared_weights(run: Call) -> Call:
@@ -217,7 +225,7 @@ class _Pass:
             powers = self.run("bounded_exponentials", logits)
             weights = rows_of_visible(powers[:-1], logits.shape)
             inverse = self.run("reciprocal_means", weights, narrow=1)
-            self.checks.append(powers[-1] + inverse[-1])
+            self.checks += [powers[-1], inverse[-1]]
             inverse = inverse[:-1].reshape(logits.shape[:2])
         else:
             weights = self.exponentials(logits)

@@ -18,7 +18,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax import Array
 
-from aero.two_party.program.end_to_end import PublicModel, put_prompt, put_weights, reveal_logits
+from aero.two_party.program.end_to_end import PublicModel, put_prompt, put_weights
 from aero.two_party.program.forward import cache_shape, forward
 from aero.two_party.program.inputs import Past, at_positions, positional
 from aero.two_party.program.nonlinear import rotary_table
@@ -118,7 +118,7 @@ class Generator:
         prepared = party.prepare(function, inputs, outputs)
         profile = party.run(function, inputs, outputs, before_part=before_part)
         self._new = rows if self._cached else 0
-        return Step(profile, reveal_logits(party), prepared)
+        return Step(profile, party.reveal("logits", to=CLIENT), prepared)
 
     def verify(self, ids: Sequence[int] | None, tokens: int) -> tuple[Step, int]:
         """Speculative verification: one pass over the newest token and `tokens` - 1 proposed ones after it, `ids`.

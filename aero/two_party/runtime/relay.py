@@ -12,7 +12,6 @@ import selectors
 import socket
 import threading
 from collections.abc import Coroutine, Sequence
-from concurrent.futures import Future
 from contextlib import suppress
 from typing import Any
 
@@ -38,8 +37,9 @@ class Relay:
         self.delay_s, self._record = 0.0, record
         self.bandwidth_bytes: float | None = None
         self._lines = (_Line(self), _Line(self))
-        self._thread = threading.Thread(target=self._serve, name="aero-relay", daemon=True)
-        self._opened: Future[tuple[str, str]] = Future()
+        # epoll, asyncio's default, waits whole milliseconds; short delays and high rates need select.
+        self._loop = asyncio.SelectorEventLoop(selectors.SelectSelector())
+        self._thread = threading.Thread(target=self._loop.run_forever, name="aero-relay", daemon=True)
 
     @property
     def recorded(self) -> tuple[bytes, bytes]:
@@ -48,34 +48,24 @@ class Relay:
 
     def open(self, targets: Sequence[str]) -> tuple[str, str]:
         """Start relaying to the addresses where the (client, server) listen; returns the addresses to dial instead."""
-        self._targets = targets
         self._thread.start()
-        return self._opened.result(OPEN_TIMEOUT_S)
+        return asyncio.run_coroutine_threadsafe(self._start(targets), self._loop).result(OPEN_TIMEOUT_S)
 
     def close(self) -> None:
         """Stop relaying and free the ports; bytes still under way are lost."""
-        self._loop.call_soon_threadsafe(self._stop.set)
+        asyncio.run_coroutine_threadsafe(self._stop(), self._loop).result(OPEN_TIMEOUT_S)
+        self._loop.call_soon_threadsafe(self._loop.stop)
         self._thread.join(OPEN_TIMEOUT_S)
+        self._loop.close()
 
-    def _serve(self) -> None:
-        # epoll, asyncio's default, waits whole milliseconds; short delays and high rates need select.
-        with asyncio.Runner(loop_factory=lambda: asyncio.SelectorEventLoop(selectors.SelectSelector())) as runner:
-            runner.run(self._relay())  # and cancel what still runs
-
-    async def _relay(self) -> None:
-        self._loop, self._stop = asyncio.get_running_loop(), asyncio.Event()
+    async def _start(self, targets: Sequence[str]) -> tuple[str, str]:
         self._tasks: set[asyncio.Task] = set()
         self._writers: set[asyncio.StreamWriter] = set()
-        servers = [await self._door(rank, target) for rank, target in enumerate(self._targets)]
+        self._servers = [await self._door(rank, target) for rank, target in enumerate(targets)]
         for line in self._lines:
             self._run(line.carry())
-        ports = [server.sockets[0].getsockname()[1] for server in servers]
-        self._opened.set_result((f"127.0.0.1:{ports[CLIENT]}", f"127.0.0.1:{ports[SERVER]}"))
-        await self._stop.wait()
-        for server in servers:
-            server.close()
-        for writer in self._writers:
-            writer.transport.abort()
+        ports = [server.sockets[0].getsockname()[1] for server in self._servers]
+        return f"127.0.0.1:{ports[CLIENT]}", f"127.0.0.1:{ports[SERVER]}"
 
     async def _door(self, rank: int, target: str) -> asyncio.Server:
         """Listen for the party that dials the party of `rank`."""
@@ -101,6 +91,17 @@ class Relay:
         task = asyncio.get_running_loop().create_task(work)
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
+
+    async def _stop(self) -> None:
+        for server in self._servers:
+            server.close()
+        tasks = list(self._tasks)
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+        for writer in self._writers:
+            writer.transport.abort()
+        await asyncio.sleep(0)
 
 
 class _Line:

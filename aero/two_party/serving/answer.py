@@ -17,7 +17,7 @@ from aero import checkpoint
 from aero.errors import UserError
 from aero.model import GPT
 from aero.two_party.cost.measure import set_up
-from aero.two_party.program.end_to_end import Cost
+from aero.two_party.program.end_to_end import Cost, fails_check
 from aero.two_party.program.forward import prefix_past
 from aero.two_party.program.generation import Generator
 from aero.two_party.program.weights import weight_arrays
@@ -54,7 +54,8 @@ class Sampling:
 
 
 def answer_task(party: Party, given: Mapping[str, Any]) -> dict[str, Any]:
-    """In a party process: put the weights, then run one pass for each new token; returns costs, and ids at the client.
+    """In a party process: put the weights, then run one pass for each new token; returns costs, and at the client ids
+    and whether a pass was "wrong" (`fails_check`).
 
     given: "description", "tokens" (the prompt's length), "new_tokens", "cached" (both); `Published.of_server` (server
     only); "ids" (T,) and "sampling" (client only). The client gives `Party.control` ("token", id) for every token,
@@ -80,7 +81,7 @@ def answer_task(party: Party, given: Mapping[str, Any]) -> dict[str, Any]:
     setup = _cost(party, set_up(party, description.program, before), start)
     generator = Generator(party, description, weights, given["cached"], len(description.prefix), prefix)
     ids = [int(i) for i in given["ids"]] if party.rank == CLIENT else None
-    costs = []
+    costs, wrong = [], False
     for index in range(given["new_tokens"]):
         start, new = time.monotonic(), 1 if index else given["tokens"]
         token, spent = f"token {index + 1} of {given['new_tokens']}", setup.bytes + sum(cost.bytes for cost in costs)
@@ -91,9 +92,10 @@ def answer_task(party: Party, given: Mapping[str, Any]) -> dict[str, Any]:
         setup = replace(setup, seconds=setup.seconds + step.prepared_s)
         costs.append(_cost(party, [step.profile], start + step.prepared_s))
         if ids is not None:
+            wrong |= fails_check(description.program, step.logits)
             ids.append(given["sampling"].choose(step.logits, index))
             party.control(("token", ids[-1]))
-    return {"setup": setup, "costs": costs, "ids": None if ids is None else ids[given["tokens"] :]}
+    return {"setup": setup, "costs": costs, "wrong": wrong, "ids": None if ids is None else ids[given["tokens"] :]}
 
 
 def _reporter(

@@ -7,12 +7,12 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import select
 import signal
 import socket
 import ssl
 from collections import deque
 from dataclasses import dataclass
-from queue import SimpleQueue
 from typing import Any
 
 from aero.errors import one_line
@@ -52,32 +52,41 @@ class Listener:
         self._socket.setblocking(False)
         self.address = join_address(host, self._socket.getsockname()[1])
         self._arrivals: deque[Arrival] = deque()
-        self._events: SimpleQueue[BaseException | None] = SimpleQueue()  # None: an arrival; or what `arrival` raises
         self._closed = False
+        self._changed, self._change = socket.socketpair()  # readable on an arrival, a signal, and when closed
+        self._changed.setblocking(False)
+        self._change.setblocking(False)
         self._greetings: dict[asyncio.Task, None] = {}  # oldest first
         self._accepting = asyncio.run_coroutine_threadsafe(self._accept(), event_loop())
 
     def end_on_signals(self) -> None:
-        """Let SIGINT and SIGTERM end the wait for a client, even if their KeyboardInterrupt was lost, as in a
-        destructor. For the main thread."""
+        """Let SIGINT and SIGTERM end the wait for a client. For the main thread.
 
-        def interrupt(*_: object) -> None:
-            self._events.put(KeyboardInterrupt())
-            raise KeyboardInterrupt
-
-        for one in (signal.SIGINT, signal.SIGTERM):
-            signal.signal(one, interrupt)
+        Python's own KeyboardInterrupt is lost if raised in a destructor, and it can break a `threading.Condition`.
+        """
+        signal.set_wakeup_fd(self._change.fileno(), warn_on_full_buffer=False)
 
     def arrival(self) -> Arrival:
         """The next client, in the order of their hellos, or the line on one that failed. OSError once closed,
         KeyboardInterrupt after a signal that has come since `end_on_signals`."""
-        error = OSError("the listener is closed") if self._closed else self._events.get()
-        if error is not None:
-            raise error
-        return self._arrivals.popleft()
+        while not self._closed:
+            with contextlib.suppress(OSError):  # nothing to read
+                if {signal.SIGINT, signal.SIGTERM} & set(self._changed.recv(4096)):
+                    raise KeyboardInterrupt
+            with contextlib.suppress(IndexError):
+                return self._arrivals.popleft()
+            with contextlib.suppress(ValueError):  # closed since
+                select.select([self._changed], [], [])
+        raise OSError("the listener is closed")
+
+    def _tell(self) -> None:
+        with contextlib.suppress(OSError):  # closed, or full: then `arrival` has enough to read
+            self._change.send(b"\0")
 
     def close(self) -> None:
         """Stop listening, and drop everybody who has not had a turn."""
+        with contextlib.suppress(ValueError):  # not the main thread
+            signal.set_wakeup_fd(-1)
         self._accepting.cancel()
         asyncio.run_coroutine_threadsafe(self._stop(), event_loop()).result(GOODBYE_S)
 
@@ -88,7 +97,8 @@ class Listener:
             task.cancel()
         await asyncio.gather(*greetings, return_exceptions=True)
         self._closed = True
-        self._events.put(OSError("the listener is closed"))
+        self._change.close()  # which ends a wait in `arrival`
+        self._changed.close()
         for arrival in self._arrivals:
             if arrival.tunnel is not None:
                 await arrival.tunnel.shut()
@@ -118,10 +128,10 @@ class Listener:
             arrival = await self._arrival(tunnel, connection, source)
         finally:
             alike = [other for other in self._arrivals.copy() if (other.tunnel is None) == (arrival.tunnel is None)]
-            if len(alike) < WAITING:
+            if waits := len(alike) < WAITING:
                 self._arrivals.append(arrival)
-                self._events.put(None)
-            elif arrival.tunnel is not None:
+                self._tell()
+            if not waits and arrival.tunnel is not None:
                 with contextlib.suppress(OSError):
                     await tunnel.write_message({"refused": f"{WAITING} clients are waiting; ask again later"})
                 arrival = Arrival(source, None, {})

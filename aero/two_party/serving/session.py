@@ -7,14 +7,15 @@ a question does ends with it. Between hosts everything goes through one `Tunnel`
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
 from aero import checkpoint
-from aero.errors import one_line
+from aero.errors import UserError, one_line
 from aero.model import GPT
+from aero.two_party.program.end_to_end import UNBOUNDED
 from aero.two_party.runtime.addresses import free_address
 from aero.two_party.runtime.parties import Task, run_parties, run_party
 from aero.two_party.runtime.processes import ready, renew
@@ -95,7 +96,13 @@ def ask_here(
     for ours, theirs in zip([client["setup"], *client["costs"]], [server["setup"], *server["costs"]], strict=True):
         if replace(ours, seconds=0) != replace(theirs, seconds=0):
             raise TwoPartyError("client and server counted different bytes; run again")
-    return Answered(client["ids"], client["costs"], client["setup"], cached)
+    return _checked(client, cached)
+
+
+def _checked(found: Mapping[str, Any], cached: bool) -> Answered:
+    if found["wrong"]:
+        raise UserError(UNBOUNDED)
+    return Answered(found["ids"], found["costs"], found["setup"], cached)
 
 
 class Client:
@@ -152,7 +159,7 @@ class Client:
         except BaseException:
             self._tunnel.give_up()
             raise
-        return Answered(found["ids"], found["costs"], found["setup"], cached)
+        return _checked(found, cached)
 
     def close(self) -> None:
         """Leave without a question."""

@@ -18,7 +18,7 @@ import struct
 import threading
 import time
 import zlib
-from collections.abc import Coroutine
+from collections.abc import Coroutine, Sequence
 from functools import cache
 from typing import Any
 
@@ -132,8 +132,9 @@ class Tunnel:
 
     def close(self) -> None:
         """Close the connection and everything it carries. Without effect if closed."""
-        with contextlib.suppress(TwoPartyError):
-            self.call(self.shut(), GOODBYE_S)
+        if not self._closed:
+            with contextlib.suppress(TwoPartyError):
+                self.call(self.shut(), GOODBYE_S)
 
     def call(self, work: Coroutine[Any, Any, Any], timeout_s: float) -> Any:
         """Run in the event loop's thread; every failure of the connection is a TwoPartyError."""
@@ -170,7 +171,8 @@ class Tunnel:
         OSError, or TwoPartyError if the peer does not answer in that time.
         """
         loop, start = asyncio.get_running_loop(), time.monotonic()
-        connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        if connection.family in (socket.AF_INET, socket.AF_INET6):
+            connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         self._reader = asyncio.StreamReader(2 * CHUNK_BYTES)
         protocol = asyncio.StreamReaderProtocol(self._reader)
         options: dict[str, Any] = {} if context is None else {"ssl": context, "ssl_handshake_timeout": wait_s}
@@ -178,7 +180,8 @@ class Tunnel:
             if host is None:
                 transport, _ = await loop.connect_accepted_socket(lambda: protocol, connection, **options)
             else:
-                options |= {} if context is None else {"server_hostname": host}
+                if context is not None:
+                    options["server_hostname"] = host
                 transport, _ = await loop.create_connection(lambda: protocol, sock=connection, **options)
         except ConnectionAbortedError:
             if time.monotonic() - start < wait_s:
@@ -346,8 +349,7 @@ def dial(address: str, context: ssl.SSLContext | None, wait_s: float = HANDSHAKE
     """
     host, port = split_address(address)
     try:
-        look_up(host, port)  # within a time limit
-        connection = socket.create_connection((host, port), HANDSHAKE_S)
+        connection = _connect(look_up(host, port))
     except OSError as error:
         raise TwoPartyError(
             f"no server at {address} ({error.strerror or error}); start one there with `aero serve`, or check address "
@@ -362,3 +364,14 @@ def dial(address: str, context: ssl.SSLContext | None, wait_s: float = HANDSHAKE
         connection.close()
         raise
     return tunnel
+
+
+def _connect(places: Sequence[tuple[Any, ...]]) -> socket.socket:
+    """A connection to the first of `places` (as of `socket.getaddrinfo`) that accepts one; else OSError of the last."""
+    failed = OSError("its name has no address")
+    for *_, (host, port, *_) in places:
+        try:
+            return socket.create_connection((host, port), HANDSHAKE_S)
+        except OSError as error:
+            failed = error
+    raise failed

@@ -7,8 +7,8 @@
 
 Each optimization is added to "as_written" alone, and left out of "tuned" alone (or added, where "tuned" lacks it).
 `bytes` measures what results/two_party/ops.csv lacks into savings_ops.csv and writes savings.csv; `errors` writes
-savings_errors.csv after every program. `together` measures all its operations into outside_tuned_ops.csv, which takes
-half an hour, and writes outside_tuned.csv. These go on where they were stopped. `maxima` writes row_maxima.csv.
+savings_errors.csv after every program. `together` measures all its operations into outside_tuned_ops.csv (half an
+hour) and writes outside_tuned.csv. These go on where they were stopped. `maxima` writes row_maxima.csv.
 """
 
 from __future__ import annotations
@@ -17,6 +17,7 @@ import argparse
 import itertools
 import json
 import math
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -50,8 +51,6 @@ from benchmarks.timing import replace_lines, write_lines
 ROWS = ("SM+LN+G", "SM+LN+R", "SM+ScFuFFN", "EReg(SM(t)+ScFuFFN)", "SOTA(SM+ScFuFFN)")
 FOLDER = Path("results/two_party")
 ERRORS = FOLDER / "savings_errors.csv"
-PROMPTS_A_SESSION = 20
-AT_ONCE = 4  # operations of a session, after which measurements are written
 _OUTSIDE = tuple(f"+{name}" for name in OPTIMIZATIONS if name not in TUNED)
 _BOUNDED = "tuned" + "".join(_OUTSIDE).replace("+wide_maxima", "")  # takes no maxima
 _FEWER = tuple(_BOUNDED.replace(f"+bounded_{name}", "") for name in ("reciprocals", "logits"))
@@ -97,15 +96,17 @@ def measure_bytes(parameters: Parameters, context: int) -> None:
 def measure_missing(
     wanted: set[Operation], path: Path, parameters: Parameters, context: int, with_rounds: bool = False
 ) -> dict[tuple[str, str], ledger.Measurement]:
-    """Measurements of `wanted`, and of what else the file has: those that it lacks are made, small operations first."""
+    """Measurements of `wanted`, and of what else the file has: those that it lacks are made, small operations first,
+    without seconds where others are of another machine."""
     own, settings = (ledger.read(path, ledger.Measurement) if path.is_file() else []), parameters.two_party.settings()
-    known = ledger.by_operation(own)
+    known, machines = ledger.by_operation(own), {json.loads(row.provenance)["machine"] for row in own}
     missing = [op for op in wanted if (op.name, op.shape) not in known]
     missing.sort(key=lambda op: (sum(math.prod(shape) for shape in op.shapes), op))
-    for first in range(0, len(missing), AT_ONCE):
-        some = missing[first : first + AT_ONCE]
+    for first in range(0, len(missing), 4):
+        some = missing[first : first + 4]  # in one session, after which they are written
         rounds = measure_rounds(some, Settings(**settings)) if with_rounds else None
-        own += measure(some, "gpt2", context, parameters.two_party.variant(), Settings(**settings), 3, rounds)
+        made = measure(some, "gpt2", context, parameters.two_party.variant(), Settings(**settings), 3, rounds)
+        own += made if machines <= {records.machine()} else [replace(row, seconds=math.nan) for row in made]
         ledger.write(path, sorted(own, key=lambda row: row.key), ledger.Measurement)
         print(*(f"{one.name} {one.shape}" for one in some), sep="\n", flush=True)
     return ledger.by_operation(own)
@@ -136,8 +137,7 @@ def measure_together(parameters: Parameters, context: int) -> None:
 
 
 def measure_maxima(run: str, model: GPT, ids: torch.Tensor) -> None:
-    """By layer, the largest difference in nats between maxima of rows of one head's logits: of rows of all positions,
-    and of one. `split_exponential` holds 11 nats, so maxima farther apart cannot give way to a public constant."""
+    """By layer, the largest difference in nats of the maxima of one head's rows: of all positions, and of one."""
     seen: list[torch.Tensor] = []
     for block in model.blocks:
         block.attention.register_forward_pre_hook(lambda attention, given: seen.append(attention.matrices(given[0])[1]))
@@ -171,7 +171,7 @@ def measure_errors(parameters: Parameters, model: GPT, ids: torch.Tensor, chosen
         if same and made.items() <= json.loads(same[0]["provenance"]).items() and int(same[0]["prompts"]) >= len(ids):
             continue
         settings, answers = Settings(**parameters.two_party.settings()), []
-        for part in ids.split(PROMPTS_A_SESSION):
+        for part in ids.split(20):  # prompts of a session
             answers += ask(model, part.numpy(), program, settings)[0]
         pairs = list(zip(answers, plain, strict=True))
         worst = max(float(np.abs(answer.logits - logits).max()) for answer, logits in pairs)

@@ -355,8 +355,8 @@ show.table(
     "Optimizations outside the optimised program",
     "Options of `--program`, newer than the optimised program of the other tables. In parentheses: GB and rounds if "
     "the softmax's maxima were free. Bounded logits need a model trained with QK-clip. Seconds of computing and "
-    "minutes on the WAN (100 Mbit/s, 80 ms) are over those of the first line. All were measured in one session on one "
-    "machine; rounds differ from those of other tables by some per cent.",
+    "minutes on the WAN (100 Mbit/s, 80 ms) are over those of the first line. All but the operations of bounded logits "
+    "were measured in one session on one machine; rounds differ from those of other tables by some per cent.",
     sources=["results/two_party/outside_tuned.csv"],
     command="python -m benchmarks.optimizations together",
 )

@@ -371,7 +371,7 @@ def outside_tuned(results: Results, alone: bool = True) -> pd.DataFrame:
             times = f"computing {cost['seconds']:.0f} s, WAN {cost['wan_seconds'] / 60:.1f} min"
         else:
             computing, wan = (cost[name] / optimised[row][name] for name in ("seconds", "wan_seconds"))
-            times = f"computing {computing:.2f}x, WAN {wan:.2f}x"
+            times = f"computing {computing:.2f}x, WAN {wan:.2f}x" if computing > 0 else "not timed"
         sent = f"{gigabytes(cost['bytes'])} GB ({gigabytes(cost['bytes_without_maxima'])})"
         rounds = f"{cost['rounds']:,.0f} rounds ({cost['rounds_without_maxima']:,.0f})"
         cells.setdefault(program, {})[row] = f"{sent}, {rounds}, {times}"

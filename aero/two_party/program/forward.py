@@ -225,7 +225,7 @@ class _Pass:
             powers = self.run("bounded_exponentials", logits)
             weights = rows_of_visible(powers[:-1], logits.shape)
             inverse = self.run("reciprocal_means", weights, narrow=1)
-            self.checks += [powers[-1], inverse[-1]]
+            self.checks.extend((powers[-1], inverse[-1]))
             inverse = inverse[:-1].reshape(logits.shape[:2])
         else:
             weights = self.exponentials(logits)

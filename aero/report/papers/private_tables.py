@@ -372,8 +372,10 @@ def outside_tuned(results: Results, alone: bool = True) -> pd.DataFrame:
         else:
             computing, wan = (cost[name] / optimised[row][name] for name in ("seconds", "wan_seconds"))
             times = f"computing {computing:.2f}x, WAN {wan:.2f}x" if computing > 0 else "not timed"
-        sent = f"{gigabytes(cost['bytes'])} GB ({gigabytes(cost['bytes_without_maxima'])})"
-        rounds = f"{cost['rounds']:,.0f} rounds ({cost['rounds_without_maxima']:,.0f})"
+        sent, rounds = f"{gigabytes(cost['bytes'])} GB", f"{cost['rounds']:,.0f} rounds"
+        if cost["rounds_without_maxima"] < cost["rounds"]:
+            sent += f" ({gigabytes(cost['bytes_without_maxima'])})"
+            rounds += f" ({cost['rounds_without_maxima']:,.0f})"
         cells.setdefault(program, {})[row] = f"{sent}, {rounds}, {times}"
     return pd.DataFrame({"program": _program(program), **found} for program, found in cells.items())
 

@@ -3,10 +3,8 @@
     python -m benchmarks.full_passes SM+ScFuFFN SM+LN+R SM+LN+G --programs tuned as_written
     python -m benchmarks.full_passes                        # compose all entries again
 
-A pass takes 4 to 45 minutes. Its seconds count only on an otherwise idle machine; the load is in the file. Weights are
-random, those of embeddings, queries and keys larger than before training, so that attention is not uniform. Bytes do
-not depend on weights. Appends to results/two_party/full_passes.json after every pass and skips what is there.
-Compositions use results/two_party/ops.csv, and savings_ops.csv for operations that it lacks, or --operations.
+A pass takes 1 to 45 minutes; its seconds count only on an idle machine. Weights are random, and change no bytes.
+Appends to full_passes.json and skips what is there. Compositions use ops.csv and savings_ops.csv, or --operations.
 """
 
 from __future__ import annotations
@@ -14,6 +12,7 @@ from __future__ import annotations
 import argparse
 import itertools
 import json
+import math
 import os
 from pathlib import Path
 from typing import Any
@@ -84,10 +83,11 @@ def composed(entry: dict[str, Any], parameters: Parameters) -> dict[str, Any]:
     whole = entry | {"bytes": entry["bytes_client"] + entry["bytes_server"]}
     found: dict[str, Any] = {"not_measured_alone": missing}
     for what in ("bytes", "messages", "seconds"):
-        value = round(sum(count * getattr(one, what) for count, one in parts), 3) if parts else None
+        total = round(sum(count * getattr(one, what) for count, one in parts), 3)
+        value = total if parts and math.isfinite(total) else None  # seconds may be NaN
         found |= {f"composed_{what}": value, f"composed_over_measured_{what}": value and value / whole[what]}
     times = sorted(json.loads(one.provenance).get("measured", "") for _, one in parts)
-    return entry | found | {"operations_measured": [times[0], times[-1]] if times else []}
+    return entry | found | {"operations_measured": [*times[:1], *times[-1:]]}
 
 
 def main(arguments: list[str]) -> None:

@@ -100,7 +100,7 @@ def ask_here(
 
 
 def _checked(found: Mapping[str, Any], cached: bool) -> Answered:
-    if found["wrong"]:
+    if found.get("wrong"):
         raise UserError(UNBOUNDED)
     return Answered(found["ids"], found["costs"], found["setup"], cached)
 

@@ -124,7 +124,7 @@ ALTERNATIVES = {
     "bounded": (
         lambda x: nonlinear.bounded_exponentials(0.9 * x),
         ["x"],
-        np.append(np.exp(0.9 * LOGITS[:, VISIBLE].ravel() - nonlinear.LOGIT_BOUND), 0.0),
+        np.append(np.exp(0.9 * LOGITS[:, VISIBLE].ravel() - nonlinear.LOGIT_BOUND) * nonlinear.BOUNDED_SCALE, 0.0),
     ),
 }
 BEYOND = {

@@ -37,8 +37,9 @@ from aero.two_party.program.cover import Cover, tile_side, tiles_together
 MASKED = -1000.0
 CLIPPED = 14.0
 LOG2_E = math.log2(math.e)
-LOGIT_BOUND = 5.5
-"""Of `bounded_exponentials`: twice this spans the powers of two that `share_steps.checked_powers` takes."""
+LOGIT_BOUND, BOUNDED_SCALE = 5.5, 4.0
+"""Of `bounded_exponentials`: twice this spans the powers of two that `share_steps.checked_powers` takes; and a factor
+against truncation errors, as large as sums over rows allow."""
 UNIT = 2.0**-18
 GELU_TAIL, GELU_DEGREE, GELU_ERROR = 3.5, 6, 7.3e-4
 GELU_SQUARES_TAIL, GELU_SQUARES_ERROR = 3.8, 1.2e-4
@@ -150,11 +151,11 @@ def split_exponential(below: Array, narrow: bool = False) -> Array:
 
 
 def bounded_exponentials(logits: Array) -> Array:
-    """exp(z - LOGIT_BOUND) of the visible logits z of (H, rows, columns), flat, with |z| at most LOGIT_BOUND. The last
-    entry is their check (`share_steps.checked_powers`)."""
+    """BOUNDED_SCALE exp(z - LOGIT_BOUND) of the visible logits z of (H, rows, columns), flat, with |z| at most
+    LOGIT_BOUND. The last entry is their check (`share_steps.checked_powers`)."""
     visible = logits[:, *visible_entries(logits)].reshape(-1)
     client, server, bit, check = checked_powers((LOGIT_BOUND - visible) * LOG2_E)
-    power = (client * server) * (2.0**16 / (CLIENT_SCALE * SERVER_SCALE))
+    power = (client * server) * (BOUNDED_SCALE * 2.0**16 / (CLIENT_SCALE * SERVER_SCALE))
     return jnp.concatenate([jnp.where(bit, power, power * 2.0**-16), check])
 
 

@@ -98,13 +98,14 @@ def reciprocal_sums(x: Array, narrow: int = 1) -> Array:
 
 
 def reciprocal_means(x: Array, narrow: int = 1) -> Array:
-    """`inverse_sums` of exponentials by `nonlinear.bounded_exponentials`, flat. The last entry is their check: 0 if all
-    means of exp(z) over a row's visible z are those of |z| <= LOGIT_BOUND, else a multiple of CHECK_UNIT."""
+    """`inverse_sums` of exponentials by `nonlinear.bounded_exponentials`, flat. The last entry is their check: 0 if the
+    mean of exp(z) over each row's visible z is at least that of z = -LOGIT_BOUND, and the row's sum at most as many as
+    it sees; else a multiple of CHECK_UNIT."""
     rows, columns = x.shape[-2:]
-    most = math.exp(nonlinear.LOGIT_BOUND)
+    least, most = math.exp(-nonlinear.LOGIT_BOUND), math.exp(nonlinear.LOGIT_BOUND) / nonlinear.BOUNDED_SCALE
     factors = (most / np.arange(columns - rows + 1, columns + 1)).astype(np.float32)
     # A tenth more, for the fixed point.
-    inverse, outside = bounded.checked_reciprocal(jnp.sum(x, -1) * factors, 1 / (1.1 * most), 1.1 * most)
+    inverse, outside = bounded.checked_reciprocal(jnp.sum(x, -1) * factors, least / 1.1, 1.1 * most)
     return jnp.append(inverse * factors, outside * np.float32(share_steps.CHECK_UNIT))
 
 

@@ -377,7 +377,7 @@ show.table(
     tables.held_out_prompts(results),
     "Held-out prompts",
     "Models trained here: largest logit error, and how many top tokens are PyTorch's. Bounded logits: run "
-    "`sm-scfuffn-qk-clip`. Where its answers were wrong, the last variance exceeded what bounded reciprocals take.",
+    "`sm-scfuffn-qk-clip`. Its wrong answers are of a program with bounded reciprocals.",
     sources=["results/two_party/savings_errors.csv"],
     command="python -m benchmarks.optimizations",
 )

@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import os
 import re
+from abc import ABC, abstractmethod
 from collections.abc import Collection, Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, Literal, Protocol
@@ -27,7 +28,7 @@ class Corpus(Protocol):
         """What has been read so far: name, settings, SHA-256 of each file and of all of them, what was skipped."""
 
 
-class AnyTokenizer:
+class AnyTokenizer(ABC):
     """What the tokenizers of token files share. vocabulary: number of ids, `end_of_text` included; text: that of a file
     from which `aero.data.tokenizer` reads it; sha256: of everything that determines the ids.
     """
@@ -41,9 +42,9 @@ class AnyTokenizer:
         """Ids of `text`."""
         return self.encode_batch([text])[0]
 
+    @abstractmethod
     def encode_batch(self, texts: list[str], threads: int = 1) -> list[list[int]]:
         """Ids of each text, computed on `threads` threads."""
-        raise NotImplementedError
 
     def decode(self, ids: Iterable[int]) -> str:
         """The text of `ids`; invalid UTF-8 becomes U+FFFD. ValueError for an id outside the vocabulary."""
@@ -52,9 +53,9 @@ class AnyTokenizer:
             raise ValueError(f"token id {wrong[0]} is not in the vocabulary (0 to {self.vocabulary - 1})")
         return self._bytes(ids).decode("utf-8", "replace")
 
+    @abstractmethod
     def _bytes(self, ids: list[int]) -> bytes:
         """The bytes of known ids."""
-        raise NotImplementedError
 
     def save(self, path: str | Path) -> None:
         """Write `text`, atomically."""

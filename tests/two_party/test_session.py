@@ -57,7 +57,7 @@ def served(contexts, monkeypatch):
                 raise errors.pop()
         tunnel.carry("127.0.0.1:1")
         tunnel.finish()
-        return {"ids": [own_input.get("ids", [0])[0]], "costs": [cost], "setup": cost}
+        return {"ids": [own_input.get("ids", [0])[0]], "costs": [cost], "setup": cost, "wrong": False}
 
     monkeypatch.setattr(session, "run_through", run_through)
     monkeypatch.setattr(session, "ready", lambda: None)

@@ -144,9 +144,13 @@ def split_exponential(below: Array, narrow: bool = False) -> Array:
     # Truncation may leave one unit below 0, which would wrap: add a few units, the same for a whole row.
     x, most = below * LOG2_E + 4 * UNIT, OCTAVES - 4 * UNIT
     x = jnp.where(negative(x - most), x, most) if narrow else jnp.minimum(x, most)
-    client, server, bit = split_powers(x)
+    return _product(*split_powers(x))
+
+
+def _product(client: Array, server: Array, bit: Array, scale: float = 1.0) -> Array:
+    """scale times the power of two that `share_steps.split_powers` splits."""
     # Powers of two, so that each multiplication is one truncation.
-    power = (client * server) * (2.0**16 / (CLIENT_SCALE * SERVER_SCALE))
+    power = (client * server) * (scale * 2.0**16 / (CLIENT_SCALE * SERVER_SCALE))
     return jnp.where(bit, power, power * 2.0**-16)
 
 
@@ -154,9 +158,8 @@ def bounded_exponentials(logits: Array) -> Array:
     """BOUNDED_SCALE exp(z - LOGIT_BOUND) of the visible logits z of (H, rows, columns), flat, with |z| at most
     LOGIT_BOUND. The last entry is their check (`share_steps.checked_powers`)."""
     visible = logits[:, *visible_entries(logits)].reshape(-1)
-    client, server, bit, check = checked_powers((LOGIT_BOUND - visible) * LOG2_E)
-    power = (client * server) * (BOUNDED_SCALE * 2.0**16 / (CLIENT_SCALE * SERVER_SCALE))
-    return jnp.concatenate([jnp.where(bit, power, power * 2.0**-16), check])
+    *powers, check = checked_powers((LOGIT_BOUND - visible) * LOG2_E)
+    return jnp.concatenate([_product(*powers, BOUNDED_SCALE), check])
 
 
 def rows_of_visible(flat: Array, shape: tuple[int, ...]) -> Array:

@@ -38,9 +38,9 @@ OPTIMIZATIONS: dict[str, str] = {
     "bounded_reciprocals": "row sums and LayerNorms inverted on a known range (with late_division, folded_norms)",
     "bounded_logits": "softmax without maxima, checked, for models trained with qk_clip (with late_division)",
 }
-"""All are exact up to fixed point except segmented_gelu and gelu_by_squares; bounded_reciprocals, as close as SPU
-(`bounded`); and split_exponential, which is closer to exp than SPU's own. Those that begin with "lattice" rely on
-ring-LWE, as SPU's matrix multiplication does."""
+"""All are exact up to fixed point except segmented_gelu and gelu_by_squares; bounded_reciprocals, as close as SPU, and
+bounded_logits, less so (`bounded`); and split_exponential, which is closer to exp than SPU's own. Those that begin with
+"lattice" rely on ring-LWE, as SPU's matrix multiplication does."""
 NEEDS = {"absorbed_ffn": "folded_ffn", "gelu_by_squares": "segmented_gelu", "bounded_logits": "late_division"}
 """Optimizations without effect unless another is chosen too."""
 TUNED: Optimizations = frozenset(OPTIMIZATIONS) - {

@@ -100,7 +100,7 @@ def ask_here(
 
 
 def _checked(found: Mapping[str, Any], cached: bool) -> Answered:
-    if found.get("wrong"):
+    if found["wrong"]:
         raise UserError(UNBOUNDED)
     return Answered(found["ids"], found["costs"], found["setup"], cached)
 

@@ -6,7 +6,7 @@
 
 Half an hour each on a quiet machine (full_links: two hours). The link is a relay with the rate and delay of each
 network of params.yaml; "loopback" has neither. Every line is written as soon as it is measured; full_links goes on
-where it was stopped. A pass is predicted from its operations if all were measured by today's program.
+where it was stopped. A pass is predicted from operations of its own machine, if all were measured by today's program.
 
 Every operation is run alone, at its own shapes, on three links: open, delayed, and limited in rate. The extra time of
 the second, over the round-trip time, gives its rounds; that of the third, times the rate, its wire bytes: those that
@@ -24,6 +24,7 @@ import itertools
 import json
 import math
 import time
+from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from statistics import median
@@ -93,7 +94,7 @@ class Cost:
     messages: float
 
 
-COST_COLUMNS = (*(field.name for field in dataclasses.fields(Cost)), "provenance")
+COST_COLUMNS = (*(field.name for field in dataclasses.fields(Cost)), "machine", "provenance")
 
 
 def predict(
@@ -219,11 +220,10 @@ def refill_cost(profiles: Runs) -> Cost:
 
 def measure_operations(path: Path, wanted: Iterable[Operation], settings: Settings, made: str) -> None:
     """Measure the cost of every one of `wanted` in one session, for OPERATIONS of a refill as well; write each."""
-    lines = {(line["op"], line["shape"]): line for line in records.read_csv(path)}
 
     def keep(cost: Cost) -> None:
-        lines[cost.op, cost.shape] = dataclasses.asdict(cost) | {"provenance": made}
-        write_lines(path, COST_COLUMNS, [lines[key] for key in sorted(lines)])
+        line = dataclasses.asdict(cost) | {"provenance": made, "machine": records.machine()}
+        replace_lines(path, COST_COLUMNS, [line], "op", "shape", "machine")
         print(f"{cost.op} {cost.shape}: {cost.seconds:.3f} s, {cost.rounds:.1f} rounds", flush=True)
 
     request = {"operations": list(dict.fromkeys(wanted)), "runs": REPEATS, "refill": path == OPERATIONS}
@@ -244,9 +244,8 @@ def pass_task(party: Party, given: dict[str, Any]) -> None:
         profile = party.run(function, inputs, ["logits"])
         party.reveal("logits", to=CLIENT)
         measured = {"network": network, "seconds": round(time.perf_counter() - start, 3)}
-        measured |= {"bytes": profile.bytes, "messages": _messages(profile)}
         _change(party, LOOPBACK)
-        party.control(("measured", measured))
+        party.control(("measured", measured | {"bytes": profile.bytes, "messages": _messages(profile)}))
 
 
 def measure_passes(model: GPT, program: str, networks: Mapping[str, Any], settings: Settings, made: str) -> None:
@@ -283,12 +282,13 @@ def full_size(parameters: Parameters) -> list[Operation]:
 
 def predict_passes() -> None:
     """Add to every measured pass the prediction of the latency model."""
-    costs = {}
+    by_machine: dict[str, dict[tuple[str, str], Cost]] = defaultdict(dict)
     for line in records.read_csv(OPERATIONS):
-        op, shape, *numbers = (line[name] for name in COST_COLUMNS[:-1])
-        costs[op, shape] = Cost(op, shape, *map(float, numbers))
+        op, shape, *numbers = (line[name] for name in COST_COLUMNS[:-2])
+        by_machine[line["machine"]][op, shape] = Cost(op, shape, *map(float, numbers))
     lines = records.read_csv(PASSES)
     for line in lines:
+        costs = by_machine[json.loads(line["provenance"])["machine"]]
         config, name = ModelConfig(**json.loads(line["model"])), f"{line['architecture']} {line['program']}"
         counts = operations(parse(line["architecture"]), config, line["program"], int(line["context"]))
         same = [other for other in lines if all(other[key] == line[key] for key in KEY[:-1])]

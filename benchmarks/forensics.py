@@ -284,7 +284,7 @@ def report(measured: Path = OPS) -> None:
 def main(arguments: list[str]) -> None:
     parser = argparse.ArgumentParser(prog="python -m benchmarks.forensics", description=__doc__.splitlines()[0])
     parser.add_argument("command", choices=("measure", "search"))
-    parser.add_argument("settings", nargs="*", help=f"to measure, of {', '.join(SETTINGS)}; all by default")
+    parser.add_argument("settings", nargs="*", help=f"to measure: {', '.join(SETTINGS)} (if none: all)")
     parser.add_argument("--python", default=sys.executable, help="interpreter whose SPU is measured")
     given = parser.parse_intermixed_args(arguments)
     if given.command == "search":

@@ -36,8 +36,8 @@ show.table(
 # %% [markdown]
 # ## Training evidence: scale desk
 #
-# 1. Removing the FFN's nonlinearity raises perplexity: with LayerNorm by what the paper prints for Pythia-70M (it has
-#    no value for GPT-2), and for SM+ScFuFFN, which has no LayerNorm either, by a third of what it prints.
+# 1. Removing the FFN's nonlinearity raises perplexity. With LayerNorm it rises as printed for Pythia-70M (no value is
+#    printed for GPT-2). In SM+ScFuFFN, also without LayerNorm, it rises by a third of the printed change.
 # 2. ReLU does better than GELU, with LayerNorm and without. With LayerNorm the paper finds the opposite, and so does
 #    one pair of trainings at the papers' width.
 # 3. SM+R, which has no LayerNorm, does better than the GELU baseline, and SM trains in every seed. Both are against the
@@ -51,16 +51,16 @@ show.table(
 #    finite. The models with LayerNorm train. These trainings use bfloat16, those of scale desk float32; the cause is
 #    open.
 #
-# Scale desk has 12 layers, width 128, T = 128 and about 5M tokens per run. The predicted signs, the rules of the
-# verdicts and what the baseline must reach were committed before any training (`results/desk/predictions.yaml`).
+# Scale desk has 12 layers, width 128, T = 128 and about 5M tokens per run. Predicted signs, verdict rules and
+# the gate were committed before its first training; later changes are listed (`results/desk/predictions.yaml`).
 
 # %%
 show.prose(
-    "Most runs trained on one GPU. On 2 CPU cores ran EReg(SM(t)+LN+G), EReg(SM(t)+LN+R), EReg(SM(t)+R), "
+    "Most runs trained on one GPU. Two CPU cores ran EReg(SM(t)+LN+G), EReg(SM(t)+LN+R), EReg(SM(t)+R), "
     "SM(t)+ScFuFFN, SOTA(SM+ScFFN), two seeds of SM+ScFFN, one each of SM+G, SM+ScFuFFNi_6 and EReg(SM(t)+ScFuFFNi_6), "
     "and the search for a learning rate. So did SM+WNorm(FFN), SM+SNorm(FFN) and EReg(SM(t)+ScFuFFN) with margins 0 "
     "and 0.30. Repeated on the CPU, {repeats} GPU trainings changed in perplexity by {changes}; {within} stayed in the "
-    "range of the row's seeds. Diverged and kept, all of the CPU: SM+G (1 of 3 seeds), SM+ScFFN (2 of 3), "
+    "range of the row's seeds. Diverged results, all on the CPU: SM+G (1 of 3 seeds), SM+ScFFN (2 of 3), "
     "SM(t)+ScFuFFN (1 of 3), SOTA(SM+ScFFN) and SM+WNorm(FFN) (2 of 2 each). The processor is hardly the cause: "
     "attempts at these rows on the GPU stopped too (`docs/gpu.md`).",
     **aero.repeated(results),
@@ -201,7 +201,7 @@ show.figure(
 show.table(
     aero_entropy.failures(desk),
     "Failures",
-    "A seed counts as diverged if its loss became NaN or a value left the range of float16, in which the papers "
+    "Diverged, in this table: the loss became NaN, or a value left the range of float16, in which the papers "
     "trained.",
     sources=DESK["metrics"] + DESK["entropy"],
 )
@@ -324,7 +324,7 @@ show.figure(
     aero_entropy.figure_18(results),
     "Heads per quarter by the margin γ",
     "Mean over seeds. Black lines: published. The head with the largest entropy is always in the last quarter of the "
-    "observed maximum, so fewer than one head in all is impossible.",
+    "observed maximum, which therefore holds at least one head.",
     sources=ENTROPY,
     published="aero/figure18",
 )

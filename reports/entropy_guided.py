@@ -3,8 +3,8 @@
 #
 # *Entropy-Guided Attention for Private LLMs* (arXiv 2501.03489) explains AERO's models by entropy. Without LayerNorm
 # and activations, heads of early layers stay at high entropy (overload), and entropy in deep layers falls to zero
-# (collapse). A learned temperature and a penalty on entropies far from a learned threshold are to keep entropies in
-# between and to lower perplexity.
+# (collapse). A learned temperature and a penalty on entropies far from a learned threshold should keep entropies in
+# between and lower perplexity.
 #
 # **What holds here.** EReg(SM(t)+...) has the learned temperature and the penalty. At scale desk (chapter AERO,
 # [differences in perplexity](#differences-in-perplexity-predicted-and-measured)) both together raise the perplexity of
@@ -13,9 +13,9 @@
 # with the temperature alone diverged). The verdicts rest on scale desk. Most tables below are of scale laptop, which
 # decides nothing.
 #
-# Most of its tables and figures are also in AERO's paper. They are shown in that chapter:
+# Most of this paper's tables and figures are in AERO's too, and shown there:
 #
-# | here | shown as | of |
+# | this paper | shown as | subject |
 # |---|---|---|
 # | Table 1 | [AERO Table 1](#aero-table1) | architectures |
 # | Table 2 | [AERO Table 4](#aero-table4) | GPT-2, T = 128 |

@@ -13,7 +13,7 @@
 # baseline's. The landscape of deep layers gets flatter, not steeper.
 #
 # Heads have no order, so steepness across heads depends on their numbering. Steepness for random orders of heads is
-# shown beside it. Rows bear the names of the paper's models; measured are their counterparts at scale laptop, with half
+# shown beside it. Rows bear the paper's names; the measured models are their counterparts at scale laptop, with half
 # the context and far fewer tokens. Entropies grow with the context: compare differences, not absolute values.
 
 # %%

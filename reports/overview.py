@@ -29,12 +29,12 @@ show.prose(
     "linear feed-forward networks itself, so `SM+ScFFN` saves {saving_unfused:.2f}x too, and pruning adds nothing.\n"
     "3. **Minutes: too short as printed.** The baseline's {gb:.2f} GB need {needed_minutes:.1f} minutes at 100 Mbit/s "
     "even with both directions always busy; printed: {minutes:.2f}. Transfer alone rules out "
-    "{impossible} of {rows} rows, transfer and the rounds of stock SPU, 80 ms each, {impossible_with_rounds}.\n"
+    "{impossible} of {rows} rows; with the rounds of stock SPU, 80 ms each, {impossible_with_rounds}.\n"
     "4. **Training: partly reproduced, in small models** (width {width}, {tokens:.1f}M tokens, {seeds}). Against "
     "`SM+LN+G`, perplexity changes by {no_layer_norm} in `SM+R`, {softmax_alone} in `SM` (paper: diverged) and "
-    "{softmax_only} in `SM+ScFuFFN`. Penalty and temperature change that of `SM+LN+G` by "
-    "{regularised_layer_norm}, of `SM+ScFuFFN` by {regularised} and of `SM+R` by {regularised_relu} (paper: "
-    "n/a). {warning}At the papers' width `SM+R` and `SM+ScFuFFN` diverged (one seed).\n"
+    "{softmax_only} in `SM+ScFuFFN`. Entropy penalty and temperature change `SM+LN+G` by "
+    "{regularised_layer_norm}, `SM+ScFuFFN` by {regularised} and `SM+R` by {regularised_relu} (paper: "
+    "n/a). {warning}At width 768 `SM+G`, `SM+R` and `SM+ScFuFFN` diverged (one seed).\n"
     "5. **Theory: entropy falls, the printed derivative is wrong.** Softmax entropy falls as the variance of the "
     "logits grows, as Theorem 5.1 of Variance Sensitivity says. The derivative it prints is wrong in {wrong_slopes} of "
     "{slopes} cases. Entropy log T = {log_t:.2f} cannot be reached under a causal mask: the bound at T=128 is "
@@ -90,11 +90,10 @@ show.table(
 # is therefore reserved for costs, counts, theory and arithmetic; at worst, a claim about training is *opposite here*.
 # *Reproduced*: direction and size hold. *Direction reproduced*: the direction holds; the size does not, or none is
 # claimed. *Undecided*: within noise, or only some conditions hold. *At ceiling*: both sides are nearly 0 or nearly 1.
-# *Not testable here*: not measured, failed, too few seeds, or the baseline fails the gate. To pass the gate it must
-# beat n-gram models of the same tokens and have half of its heads at middle entropies. This is asked of the baseline
-# alone.
+# *Not testable here*: not measured, failed, too few seeds, or the baseline fails the gate. The gate is for the baseline
+# alone: it must beat n-gram models of the same tokens and have half of its heads at middle entropies.
 #
-# Costs that the papers claim are judged under stock SPU. What only the fitted configuration of the first table meets is
+# Costs that the papers claim are judged under stock SPU. Those met only by the first table's fitted configuration are
 # *direction reproduced*. All claims are in the appendix, with a search box on the HTML page.
 
 # %%

@@ -3,16 +3,16 @@
 #
 # A long context can be encoded in $P$ segments that do not see each other. *Attention Entropy is a Key Factor: An
 # Analysis of Parallel Context Encoding* (arXiv 2412.16545) finds that the query's attention entropy then rises and
-# performance falls with it. It proposes two remedies: a shared attention sink before every segment, and selective
+# performance falls. It proposes two remedies: a shared attention sink before every segment, and selective
 # attention to few segments.
 #
-# **What holds here.** Performance falls with $P$, and the entropy of the query's attention rises, in texts of 8,000
+# **What holds here.** As $P$ grows, performance falls and the query's attention entropy rises, in texts of 8,000
 # tokens too. Keys of the segments' first tokens and the logits are smaller than in full attention, which is the paper's
-# explanation. Both remedies lower the entropy. Selective attention recovers answers about passages and pairs, more of
-# them with a sink, and lowers the perplexity of both texts. With one segment kept, more questions about people are
-# answered than with full attention. In classification the gains are within the intervals. On the two texts the keys of
-# full attention alone do better than both remedies, against the paper. Questions share contexts, so intervals are
-# optimistic.
+# explanation. Both remedies lower the entropy. Selective attention recovers answers in both retrieval tasks, more of
+# them with a sink, and lowers the perplexity of both texts. With one segment kept, it answers more questions about
+# people than full attention does. In classification the gains are within the intervals. On the texts, keys taken from
+# full attention beat both remedies together, against the paper. Questions share contexts, so intervals are too
+# narrow.
 #
 # **Setting.** The paper measures Llama-3.1-8B and similar models on benchmarks that are not included here. This report
 # measures SmolLM2-135M-Instruct, a small model of the same family, on natural-language tasks that are generated
@@ -132,7 +132,7 @@ show.table(
     parallel_figures.table_lengths(results),
     "Longer contexts",
     "Perplexity or % right with full attention and at P = 64 (UUID pairs: 16); brackets: 95 % interval. r: of entropy "
-    "and loss over P, without a remedy. Of each longer context two, at P = 1, 4, 16 and 64. Measuring took at "
+    "and loss over P, without a remedy. Longer: two contexts each, at P = 1, 4, 16 and 64. Measuring took at "
     f"most {parallel_context.peak_memory(results) / 1e9:.1f} GB of memory.",
     sources=["results/parallel_context"],
     command=MEASURE,

@@ -22,11 +22,11 @@
 # - **paper**: what AERO prints.
 # - **reproduced**: operations measured under SPU 0.9.2b0 in the configuration that fits the published rows best. It
 #   computes logits at every position; stock SPU and optimised compute only the last.
-# - **stock SPU**: the network as its paper defines it (tanh GELU, in Pythia erf), under SPU 0.9.5, with weights owned
+# - **stock SPU**: the network in its standard form (tanh GELU; in Pythia, erf), under SPU 0.9.5, with weights owned
 #   by the server.
 # - **optimised**: the same network in this project's program, also under SPU 0.9.5. Folding a feed-forward network into
-#   attention changes the basis of the residual stream. `@6`: before layer 6 one more matrix product returns it to its
-#   own basis, so that values stay within range; `@6,11`: before layers 6 and 11.
+#   attention changes the basis of the residual stream. `@6`: one more matmul before layer 6 restores the original
+#   basis, so that values stay within range; `@6,11`: before layers 6 and 11.
 #
 # *Fit, today's SPU*: the settings of *reproduced*, run under SPU 0.9.5.
 
@@ -62,8 +62,8 @@ show.figure(
 show.table(
     tables.communication(results, "4"),
     "AERO Table 4, communication: GPT-2, T=128",
-    "The optimised program adds one 768 x 768 matmul (3.3 MB) before each layer where the weights need the residual "
-    "stream restored to its own basis.",
+    "The optimised program adds one 768 x 768 matmul (3.3 MB) before each layer where it must restore the residual "
+    "stream's original basis.",
     sources=[FITS, *ROWS],
     command=COMPOSE,
 )
@@ -96,7 +96,7 @@ show.table(
 show.table(
     tables.figure_15(results),
     "AERO Figure 15, costs: Pythia-70M, T=256",
-    "The text of the papers used here lacks the printed values. Most of the baseline is the exact GELU: erf costs "
+    "The paper texts used here lack the printed values. Most of the baseline is the exact GELU: erf costs "
     "three times as many bytes in SPU 0.9.5 as in 0.9.2b0.",
     sources=["results/two_party/all_rows.csv", "results/two_party/fitted_figure15_rows.csv"],
 )
@@ -106,11 +106,11 @@ show.table(
 #
 # The papers do not state the configuration. The bytes of every combination of choices were composed from measured
 # operations and compared with all published rows (`docs/communication_fit.md`). The best: SPU 0.9.2b0 with its
-# defaults, secret-shared weights, tanh GELU, exponentials clipped below -14, Q, K and V in one product, token ids
+# defaults, secret-shared weights, tanh GELU, exp(x) set to 0 below x = -14, Q, K and V in one matmul, token ids
 # looked up in secret, logits of all positions, a final LayerNorm in every row, scaling factors that cost no bytes, and
-# GB of 10⁹ bytes in both directions. It is the best fit, not the only good one. One product for Q, K and V, the
-# fraction bits and the final LayerNorm matter little. Version, GELU and shared weights matter much: with another one
-# the residual is above 15 %.
+# GB of 10⁹ bytes in both directions. It is the best fit, not the only good one. One matmul for Q, K and V, the
+# fraction bits and the final LayerNorm matter little. Version, GELU and shared weights matter much: changing one
+# gives a residual above 15 %.
 
 # %%
 show.figure(
@@ -118,17 +118,17 @@ show.figure(
     "The fit to the published bytes",
     "One point per row of AERO Tables 4 to 7. One configuration serves all rows.",
     sources=[FITS],
-    command="python -m benchmarks.forensics",
+    command="python -m benchmarks.forensics search",
 )
 
 # %%
 show.table(
     tables.communication_fit(results),
     "The four best fits, and the best with one choice changed",
-    "Largest residual over all 35 rows. Two of the four best change two choices. What is not named stays as in the "
-    "best fit. The rank is among all combinations of the choices.",
+    "Largest residual over all 35 rows. Two of the four best fits change two choices. Others are as in the best fit. "
+    "The rank is among all combinations of the choices.",
     sources=[FITS],
-    command="python -m benchmarks.forensics",
+    command="python -m benchmarks.forensics search",
 )
 
 # %% [markdown]
@@ -137,7 +137,7 @@ show.table(
 # AERO says that its baseline computes GELU by polynomials in segments. The published bytes are those of SPU's own,
 # unoptimised GELU. A GELU of three polynomial segments, known since BumbleBee, costs a third of its bytes. If the
 # baseline uses that GELU, the saving is about half as large. A saving is a factor, so its parts multiply. If both sides
-# are fully optimised, it is larger than published, but fusing or pruning the feed-forward networks adds nothing to it:
+# are optimised, the saving is larger than published, but fusing or pruning the feed-forward networks adds nothing:
 # our program folds linear ones without LayerNorm into attention.
 
 # %%
@@ -182,7 +182,7 @@ PROTOCOLS = {
 show.table(
     figures.protocols(results, "4"),
     "AERO Table 4 under three protocols",
-    "Stock SPU: bytes of all parties, saving over `SM+LN+G`; rounds in the same order. SEMI2K opens the masked weights "
+    "Stock SPU: bytes of all parties, saving over `SM+LN+G`; rounds in column order. SEMI2K opens the masked weights "
     "in every pass, which shrinks its savings.",
     **PROTOCOLS,
 )
@@ -211,8 +211,8 @@ show.table(
     tables.nonlinearities(results),
     "One call of each function at the size of GPT-2 small, T=128",
     "Each layer calls LayerNorm twice, softmax and GELU once. Stock SPU, one session; bytes of both parties without "
-    "set-up, seconds without delay. Rounds: seconds that one second of round-trip time adds, too noisy where a call "
-    "computes for over a minute. Sources: DyT (arXiv 2503.10622), ReLU attention (2309.08586), sigmoid "
+    "set-up, seconds without delay. Rounds: seconds that one second of round-trip time adds, omitted as too noisy for "
+    "calls of over a minute. Sources: DyT (arXiv 2503.10622), ReLU attention (2309.08586), sigmoid "
     "attention (2409.04431), ConSmax (2402.10930), squared ReLU (2109.08668).",
     sources=[str(tables.NONLINEARITIES)],
     command="python -m stages.two_party_all --nonlinearities --folder results/two_party",
@@ -230,9 +230,9 @@ ratios = ", ".join(f"{tables.text(ratio, 2)}x {system}" for system, ratio in fig
 show.table(
     figures.peers(results),
     "Private inference with transformers",
-    "All switches but bounded logits: with what the optimised program lacks, below. Bytes of our `SM+LN+G` with them "
-    f"over others': {ratios} (BLB by its own comparison with BOLT). BERT-base has GPT-2's layers and width, and a "
-    "smaller vocabulary. Last column: where a number was read. Second-hand: quoted by others.",
+    "All optimizations but bounded logits: also those that the optimised program lacks (below). Bytes of our "
+    f"`SM+LN+G` with them over others': {ratios} (BLB by its own comparison with BOLT). BERT-base has GPT-2's layers "
+    "and width, and a smaller vocabulary. Last column: where a number was read. Second-hand: quoted by others.",
     sources=["aero/published/peers.csv", "results/two_party/outside_tuned.csv"],
 )
 
@@ -269,8 +269,8 @@ show.table(
 show.prose(
     "An optimised pass of `SM+ScFuFFN` takes {total:.1f} minutes on the WAN: {computing:.1f} of computing, "
     "{transfer:.1f} of transfer and {rounds:.1f} of rounds. A next token with cached keys and values takes about "
-    "{next:.1f} minutes, {next_rounds:.1f} of them rounds. It was measured beside a whole pass on a slower machine, "
-    "and its computing is scaled as that of the pass.",
+    "{next:.1f} minutes, {next_rounds:.1f} of them rounds. Its computing time is that of the "
+    "pass times the ratio of the two, measured on a slower machine.",
     **tables.minutes_of_a_pass(results, "SM+ScFuFFN"),
 )
 
@@ -295,7 +295,7 @@ show.figure(
 
 # %% [markdown]
 # The seconds above and on the first page are sums over a pass's operations, all measured in one session: these are the
-# ones to quote. Later tables repeat some passes on slower machines, or whole; compare their seconds only within a
+# ones to quote. Some passes of later tables ran whole or on slower machines; compare their seconds only within a
 # table.
 #
 # The latency on a network is modelled:
@@ -311,14 +311,14 @@ show.table(
     "The latency model against measured passes",
     "Complete passes of small trained models over links of limited rate and delay.",
     sources=["results/two_party/shaped.csv"],
-    command="python -m benchmarks.shaped_network",
+    command="python -m benchmarks.shaped_network passes",
 )
 
 # %% [markdown]
 # ## What the optimised program changes
 #
-# Two optimizations of the program approximate a function, GELU or the exponential; the others are exact up to
-# fixed-point rounding. GELU by squares and bounded reciprocals approximate too, and are not part of it.
+# Two of its optimizations approximate a function, GELU or the exponential; the others are exact up to fixed-point
+# rounding. GELU by squares, bounded reciprocals and bounded logits also approximate; it omits them.
 # The program was chosen for bytes: row tiles, for example, save bytes and cost seconds.
 
 # %%
@@ -343,10 +343,10 @@ show.table(
 show.table(
     tables.ablation(results),
     "The optimizations one by one, bytes",
-    "Alone: added to stock SPU. Left out: of the optimised program. Those marked (added) are not part of it; their "
-    "number is what adding them changes. GELU by squares includes segmented GELU. Dashes: not measured.",
+    "Alone: added to stock SPU. Left out: removed from the optimised program or, where marked (added), added to it. "
+    "GELU by squares includes segmented GELU. Dashes: not measured.",
     sources=["results/two_party/savings.csv", "results/two_party/outside_tuned.csv"],
-    command="python -m benchmarks.optimizations",
+    command="python -m benchmarks.optimizations bytes",
 )
 
 # %%
@@ -355,8 +355,8 @@ show.table(
     "Optimizations outside the optimised program",
     "Options of `--program`, newer than the optimised program of the other tables. In parentheses: GB and rounds if "
     "the softmax's maxima were free. Bounded logits need a model trained with QK-clip. Seconds of computing and "
-    "minutes on the WAN (100 Mbit/s, 80 ms) are over those of the first line. All but the operations of bounded logits "
-    "were measured in one session on one machine; rounds differ from those of other tables by some per cent.",
+    "minutes on the WAN (100 Mbit/s, 80 ms) are over those of the first line. All operations were measured in one "
+    "session on one machine; rounds differ from those of other tables by some per cent.",
     sources=["results/two_party/outside_tuned.csv"],
     command="python -m benchmarks.optimizations together",
 )
@@ -369,7 +369,7 @@ show.table(
     "lattice rest, wide maxima, bounded reciprocals, the last line: with weights of later trainings of the same runs. "
     "Bounded logits: run `sm-scfuffn-qk-clip`, with late division.",
     sources=["results/two_party/savings_errors.csv"],
-    command="python -m benchmarks.optimizations",
+    command="python -m benchmarks.optimizations errors",
 )
 
 # %%
@@ -379,7 +379,7 @@ show.table(
     "Models trained here: largest logit error, and how many top tokens are PyTorch's. Bounded logits: run "
     "`sm-scfuffn-qk-clip`. Its wrong answers are of a program with bounded reciprocals.",
     sources=["results/two_party/savings_errors.csv"],
-    command="python -m benchmarks.optimizations",
+    command="python -m benchmarks.optimizations errors",
 )
 
 # %% [markdown]
@@ -421,8 +421,8 @@ show.table(
     tables.verified_passes(results),
     "Verifying proposed tokens",
     "A cached pass over the newest token, and one over it and three proposed tokens. Proposals copy what followed the "
-    "newest tokens earlier in the text; accepted are those that greedy decoding gives, after the first 256 tokens of "
-    "each of this project's documents. WAN: modelled.",
+    "newest tokens earlier in the text, and are accepted if greedy decoding agrees. Measured on this "
+    "project's documents, each after its first 256 tokens. WAN: modelled.",
     sources=["results/two_party/generation.csv"],
     command="python -m benchmarks.generation --model FOLDER --proposed 3",
 )

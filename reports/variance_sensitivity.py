@@ -2,14 +2,14 @@
 # # Variance Sensitivity
 #
 # *Variance Sensitivity Induces Attention Entropy Collapse* says that softmax attention reacts to the variance of its
-# logits: as the variance grows, attention entropy collapses and training becomes unstable. Kernels such as ReLU and
+# logits: as it grows, entropy collapses and training becomes unstable. Attention *cores* such as the ReLU kernel and
 # QK-LayerNorm avoid this. The paper shows the effect in a small attention-only Transformer, in a language model, and in
 # theory.
 #
 # **What holds here.** Softmax entropy falls as the variance of the logits grows, and the entropy of the ReLU kernel
 # does not: what Theorem 5.1 says of collapse is right. Its printed derivative is wrong, several other formulas need
 # correction, and a collapse does not always enlarge the bound on the gradient (Eq. 9). In the small model softmax
-# diverges at large learning rates, and so do the ReLU kernel and, a little later, QK-LayerNorm. The ReLU kernel has a
+# and the ReLU kernel diverge at large learning rates, and QK-LayerNorm at slightly larger ones. The ReLU kernel has a
 # lower sensitivity than softmax in every seed, but trains at even fewer rates. Neither the published values nor their
 # order were recovered. Of the paper's argument the first step, from variance to entropy, holds. The last, from low
 # entropy to unstable training, does not explain these trainings: they fail also with the kernel whose entropy does not
@@ -17,8 +17,8 @@
 # and its loss stays higher.
 #
 # **Setting not recovered.** The paper omits the width, residual connections, initialisation, steps and data of its
-# small model. An effect that is missing in a training is therefore *undecided* or *opposite here*, never
-# *contradicted*; formulas can be, and draws at sizes that the paper states.
+# small model. An effect that is missing in a training is therefore *undecided* or *opposite here*. Only
+# formulas, and draws at sizes that the paper states, can be *contradicted*.
 
 # %%
 from aero.report import claims, show
@@ -45,8 +45,8 @@ show.table(
     variance_sensitivity.table_1(results),
     "Sensitivity to the learning rate",
     "Measured: losses clipped at the initial loss, then averaged over five seeds; brackets: 95 % bootstrap interval. "
-    "The column after it: the other order. A rate trains if its final loss is below half of that of predicting 0; "
-    "their number is a mean over seeds. A low value can mean that a core hardly learns at any rate.",
+    "The next column averages first. A rate trains if its final loss is below half of that of predicting 0; the "
+    "count is a mean over seeds. A low value can mean that a core hardly learns at any rate.",
     sources=SWEEP,
     command=TRAIN,
     published="variance_sensitivity/table1",
@@ -145,8 +145,8 @@ show.figure(
 show.table(
     variance_search.table_nearest(results),
     "The nearest setting",
-    f"Nearest setting, by the fields of `aero.sensitivity.setting`: `{variance_search.nearest_setting(results)}`. One "
-    "seed chose it among hundreds, so five fresh seeds are the fair comparison. All equal: every core gets the mean of "
+    f"Nearest setting, by the fields of `aero.sensitivity.setting`: `{variance_search.nearest_setting(results)}`. It "
+    "was chosen by one seed, so five fresh seeds are the fair comparison. All equal: every core gets the mean of "
     "the published values.",
     sources=SEARCH,
     command="python -m stages.sensitivity_search --nearest",
@@ -156,7 +156,7 @@ show.table(
 # ## Attention cores in a language model
 #
 # The paper trains LLaMA-1B and GPT-2 Large. Here the cores replace softmax in this artifact's decoder. They are trained
-# at the printed learning rate and, at the laptop scale only, at a larger rate in proportion to width. At the
+# at the printed learning rate and, at scale laptop only, at a larger one, inverse to width. At the
 # printed rate the cores hardly differ. At the larger rate the entropy of softmax collapses and its loss stays higher.
 
 # %%
@@ -192,10 +192,10 @@ show.figure(
 # ## Theory
 #
 # Every printed formula is compared with Monte Carlo draws that do not use it. Theorem 5.1 says three things of the
-# expected entropy of softmax over $N$ logits of variance $\sigma^2$. That it falls as $\sigma^2$ grows is true. That it
-# is about $\log N - (N-1)\sigma^2/2N$ is true for a small variance. That its derivative over $\sigma^2$ is
-# $-\mathbb{E}[\sum_i z_i^2 p_i]$ is false: the last line of Appendix E.3 has the right one,
-# $-\mathbb{E}[\mathrm{Var}_p(z)]/2\sigma^2$. The ReLU kernel's deviation is
+# expected entropy of softmax over $N$ logits of variance $\sigma^2$. It falls as $\sigma^2$ grows: true. It
+# is about $\log N - (N-1)\sigma^2/2N$: true for a small variance. Its derivative in $\sigma^2$ is
+# $-\mathbb{E}[\sum_i z_i^2 p_i]$: false; the last line of Appendix E.3 has the right one,
+# $-\mathbb{E}[\mathrm{Var}_p(z)]/2\sigma^2$. In Appendix E.4 $\mathbb{E}[\delta^2]$ is
 # $\pi(\pi-1)/D$ instead of $(\pi^2-1)/D$. Proposition 5.3 assumes that every query sees every key. The derivations
 # are in `docs/variance_sensitivity.md`.
 

@@ -23,7 +23,7 @@ def main(arguments: list[str]) -> None:
     parser = argparse.ArgumentParser(prog="python -m stages.report", description=__doc__)
     parser.add_argument(
         "--scale",
-        help="training scale, default: that of params.yaml if it has results; claims use desk where it can decide them",
+        help="default: that of params.yaml if it has results; each claim uses the largest scale that can decide it",
     )
     chosen = parser.parse_args(arguments)
     parameters = load_parameters()

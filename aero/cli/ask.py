@@ -45,7 +45,7 @@ def add_commands(commands: Any) -> None:
     add("--tokens", type=int, default=1, metavar="N", help="number of new tokens (default 1)")
     add("--temperature", type=float, default=0.0, help="sample at this temperature; 0 (default): the most likely token")
     add("--seed", type=int, default=0, help="random seed for sampling")
-    add("--program", help="tuned, as_written, tuned-lattice_products, ...; with --server: refuse any other program")
+    add("--program", help="as --program of `aero serve`; with --server: refuse any other program")
     add("--expect", metavar="SHA256", help="refuse a server whose description has a different SHA-256")
     add("--wait", type=float, default=60, metavar="S", help="seconds to wait for a busy server (default 60)")
     add("--no-cache", action="store_true", help="a whole forward pass for each token")
@@ -55,9 +55,9 @@ def add_commands(commands: Any) -> None:
     _add_model(serve.add_mutually_exclusive_group(required=True))
     add, listen = serve.add_argument, "127.0.0.1:9731"
     add("--listen", default=listen, metavar="HOST:PORT", help=f"default {listen}; IPv6: [::1]:9731")
-    programs = "tuned (default), as_written, or one of them +NAME, -NAME (optimizations: docs/two_party.md)"
+    programs = "tuned (default), as_written, or these with +NAME, -NAME (optimizations: docs/two_party.md)"
     add("--program", default="tuned", help=programs)
-    own = "use this project's own cryptography on other than loopback addresses"
+    own = "allow this project's own cryptography on non-loopback addresses"
     add("--unreviewed", action="store_true", help=own)
     add("--most-tokens", type=int, default=256, metavar="N", help="maximum new tokens per question (default 256)")
     add("--once", action="store_true", help="end after one question; exit status 0 if it was answered")
@@ -168,7 +168,7 @@ def _ask(chosen: argparse.Namespace) -> None:
         if chosen.expect or _credentials(chosen) is not None:
             raise UserError("--expect and certificates are for --server; leave them out with --checkpoint")
     elif chosen.prefix:
-        raise UserError("--prefix is the server's with --server; leave it out")
+        raise UserError("--prefix is the server's to set; leave it out")
     elif not 0 < chosen.wait < LONGEST_WAIT_S:
         raise UserError(f"--wait {chosen.wait:g} must be above 0 and below {LONGEST_WAIT_S:,.0f} seconds")
     prompt = sys.stdin.read() if chosen.prompt == "-" else chosen.prompt
@@ -238,8 +238,7 @@ def _answer(
     shapes = weight_shapes(description.parsed, description.model_config, description.program).values()
     if (weights := sum(map(math.prod, shapes))) < SMALL_MODEL:
         display.note(
-            f"note: a model of {weights / 1e6:.1f} million weights (GPT-2: 124), or one that was hardly trained, "
-            "answers nonsense"
+            f"note: this model has only {weights / 1e6:.1f} million weights (GPT-2: 124) and may answer nonsense"
         )
     if description.prefix:
         display.note(f"public text before the prompt: {printable(tokenizer.decode(description.prefix))!r}")

@@ -291,7 +291,7 @@ def _accuracy(cost: PassCost, network: Network, checks: Checks) -> Iterator[str]
     off = ", ".join(f"{100 * value:.1f} % in {what}" for what, value in seen.items() if value is not None)
     if off:
         tokens = f" (up to {checks['composition_tokens']} tokens)" if checks["composition_tokens"] is not None else ""
-        yield f"  checked    complete passes{tokens} differed from such sums by at most {off}"
+        yield f"  checked    complete passes{tokens} differ from composed ones by at most {off}"
     once = cost.seconds_timed_once / cost.seconds if cost.seconds else 0.0
     if once >= 0.005:
         yield f"             {100 * once:.0f} % of the computing time rests on a single run"

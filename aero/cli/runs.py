@@ -170,7 +170,7 @@ def _summary(parameters: Parameters, entries: Sequence[dict[str, Any]]) -> str:
     by_state = ", ".join(f"{states[state]} {state}" for state in catalogue.Status.__args__ if states[state])
     return (
         f"{len(entries)} runs ({by_state}), {planned} planned trainings; {finished} are done at scale "
-        f"{parameters.scale}, where all take {_duration(total)}."
+        f"{parameters.scale}; all together: {_duration(total)}."
     )
 
 

@@ -322,9 +322,10 @@ def protocols(results: Results, number: str) -> pd.DataFrame:
 
 def peers(results: Results) -> pd.DataFrame:
     """Other systems for private inference with transformers, after this project's optimised program and the one with
-    all switches but bounded logits."""
+    all optimizations but bounded logits."""
     measured = read_csv(results.root / OUTSIDE)
-    programs = {OPTIMISED: "optimised", measured[-1]["program"]: "all switches but bounded logits"} if measured else {}
+    programs = {OPTIMISED: "optimised"}
+    programs |= {line["program"]: "all optimizations but bounded logits" for line in measured[-1:]}
     lines = [
         {
             "system": f"here, {programs[line['program']]}: {line['architecture']}",
@@ -342,7 +343,7 @@ def peers(results: Results) -> pd.DataFrame:
 
 
 def bytes_over_peers(results: Results) -> dict[str, float]:
-    """Our SM+LN+G with all switches but bounded logits over each system of the same setting and network, in bytes."""
+    """Bytes of our SM+LN+G with all optimizations but bounded logits, over systems of its setting and network."""
     measured = {line["architecture"]: float(line["bytes"]) for line in read_csv(results.root / OUTSIDE)}
     found = {line["system"]: float(line["gigabytes"]) for line in read_csv(PEERS) if line["gigabytes"]}
     return {system: measured["SM+LN+G"] / GB / size for system, size in found.items()} if measured else {}

@@ -327,7 +327,7 @@ def _program(name: str) -> str:
     plain, _, layers = name.partition("@")
     without = [one.replace("_", " ") for one in OPTIMIZATIONS if one not in TUNED and f"+{one}" not in plain]
     if plain.startswith(f"{OPTIMISED}+") and len(without) <= 2:
-        plain = f"all switches but {' and '.join(without)}" if without else "all switches"
+        plain = f"all optimizations but {' and '.join(without)}" if without else "all optimizations"
     for program, words in PROGRAM_NAMES.items():
         if plain.startswith(program):
             changes = plain.removeprefix(program).replace("_", " ")

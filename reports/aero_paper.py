@@ -37,12 +37,12 @@ show.table(
 # ## Training evidence: scale desk
 #
 # 1. Removing the FFN's nonlinearity raises perplexity. With LayerNorm it rises as printed for Pythia-70M (no value is
-#    printed for GPT-2). In SM+ScFuFFN, also without LayerNorm, it rises by a third of the printed change.
+#    printed for GPT-2). In SM+ScFuFFN, lacking LayerNorm too, it rises by a third of the printed change.
 # 2. ReLU does better than GELU, with LayerNorm and without. With LayerNorm the paper finds the opposite, and so does
 #    one pair of trainings at the papers' width.
 # 3. SM+R, which has no LayerNorm, does better than the GELU baseline, and SM trains in every seed. Both are against the
-#    paper, and shown for small models at one learning rate only. At twice the rate SM+R diverges and SM+LN+G is worse
-#    than SM+ScFuFFN, on fewer tokens.
+#    paper, and shown for small models at one learning rate only. At twice the rate, on fewer tokens, SM+R diverges and
+#    SM+LN+G is worse than SM+ScFuFFN.
 # 4. Regularised, with penalty and temperature, SM+ScFuFFN gains less than the noise between seeds: the temperature
 #    raises its perplexity, the penalty lowers it again. A wider margin of the penalty, 0.30, does better than the
 #    papers' 0.20 (two seeds). With LayerNorm (SM+LN+G, SM+LN+R) both together raise perplexity, against the papers.
@@ -58,11 +58,11 @@ show.table(
 show.prose(
     "Most runs trained on one GPU. Two CPU cores ran EReg(SM(t)+LN+G), EReg(SM(t)+LN+R), EReg(SM(t)+R), "
     "SM(t)+ScFuFFN, SOTA(SM+ScFFN), two seeds of SM+ScFFN, one each of SM+G, SM+ScFuFFNi_6 and EReg(SM(t)+ScFuFFNi_6), "
-    "and the search for a learning rate. So did SM+WNorm(FFN), SM+SNorm(FFN) and EReg(SM(t)+ScFuFFN) with margins 0 "
+    "and the learning-rate search. They also ran SM+WNorm(FFN), SM+SNorm(FFN) and EReg(SM(t)+ScFuFFN) with margins 0 "
     "and 0.30. Repeated on the CPU, {repeats} GPU trainings changed in perplexity by {changes}; {within} stayed in the "
     "range of the row's seeds. Diverged results, all on the CPU: SM+G (1 of 3 seeds), SM+ScFFN (2 of 3), "
     "SM(t)+ScFuFFN (1 of 3), SOTA(SM+ScFFN) and SM+WNorm(FFN) (2 of 2 each). The processor is hardly the cause: "
-    "attempts at these rows on the GPU stopped too (`docs/gpu.md`).",
+    "GPU attempts at the first four stopped too (`docs/gpu.md`).",
     **aero.repeated(results),
 )
 
@@ -84,7 +84,7 @@ show.table(
 show.figure(
     aero.against_ngrams(results),
     "Perplexity against n-gram models",
-    "Mean and range over seeds. Dotted: modified Kneser-Ney models counted on as many tokens.",
+    "Mean and range over seeds. Dotted: modified Kneser-Ney models counted on the same tokens.",
     sources=["results/desk/metrics.jsonl", "results/desk/ngrams.csv"],
     command="make all SCALE=desk",
 )
@@ -235,7 +235,7 @@ show.table(
 show.table(
     aero.table_9(results),
     "Where to normalise weights",
-    "Baseline: `FFN` with the same normalisation; for `FFN` with SNorm, WNorm.",
+    "Baseline: `FFN`, same normalisation; of `FFN` with SNorm: `FFN` with WNorm.",
     sources=METRICS,
     published="aero/table9",
 )
@@ -350,8 +350,8 @@ show.figure(
 # %% [markdown]
 # ## Longer contexts, more layers, other data, another family
 #
-# These trainings are of scale laptop, with half of the papers' context. No verdict rests on them, also where a sign
-# differs from scale desk's. A perplexity beside "3 failed" is of trainings that ended, worse than a bigram model.
+# These trainings are of scale laptop, with half of the papers' context. No verdict rests on them, even where a sign
+# differs from scale desk's. A perplexity beside "3 failed": trainings ended, but worse than a bigram model.
 
 # %%
 show.table(

@@ -1,9 +1,9 @@
 # %% [markdown]
 # # AERO, reproduced
 #
-# Nonlinear operations make private inference of language models expensive. Five papers study which of them a model
-# needs, and how this affects the entropy of its attention. This report re-runs their experiments. Communication is
-# measured between two processes at the papers' own sizes, models are trained at smaller sizes, and every claim has a
+# Nonlinear operations make private inference of language models expensive. Five papers study attention entropy; two of
+# them, which of these operations a model needs. This report re-runs their experiments. Communication is measured
+# between two processes at the papers' own sizes, models are trained at smaller sizes, and every claim has a
 # verdict.
 
 # %%

@@ -105,10 +105,10 @@ show.table(
 # ## How the fit was found
 #
 # The papers do not state the configuration. The bytes of every combination of choices were composed from measured
-# operations and compared with all published rows (`docs/communication_fit.md`). The best: SPU 0.9.2b0 with its
-# defaults, secret-shared weights, tanh GELU, exp(x) set to 0 below x = -14, Q, K and V in one matmul, token ids
-# looked up in secret, logits of all positions, a final LayerNorm in every row, scaling factors that cost no bytes, and
-# GB of 10⁹ bytes in both directions. It is the best fit, not the only good one. One matmul for Q, K and V, the
+# operations and compared with all published rows (`docs/communication_fit.md`). The best: SPU 0.9.2b0 (one
+# non-default setting), secret-shared weights, tanh GELU, exp(x) = 0 below x = -14, Q, K and V in one matmul, token ids
+# looked up in secret. It has logits of all positions, a final LayerNorm in every row, free scaling factors, and GB of
+# 10⁹ bytes in both directions. It is the best fit, not the only good one. One matmul for Q, K and V, the
 # fraction bits and the final LayerNorm matter little. Version, GELU and shared weights matter much: changing one
 # gives a residual above 15 %.
 
@@ -125,7 +125,7 @@ show.figure(
 show.table(
     tables.communication_fit(results),
     "The four best fits, and the best with one choice changed",
-    "Largest residual over all 35 rows. Two of the four best fits change two choices. Others are as in the best fit. "
+    "Largest residual over all 35 rows. Two of the four best fits change two choices. Unnamed choices are unchanged. "
     "The rank is among all combinations of the choices.",
     sources=[FITS],
     command="python -m benchmarks.forensics search",
@@ -204,7 +204,7 @@ show.table(
 # Some networks replace LayerNorm, softmax or GELU by functions that are cheaper in the clear. Between two parties some
 # of these send more: DyT more than LayerNorm, sigmoid attention more than softmax, SiLU more than GELU. RMSNorm sends
 # as much as LayerNorm. ReLU attention, ReLU and squared ReLU send far less than what they replace; clipped DyT and
-# ConSmax save little. Only networks with ReLU were trained here, so this says nothing about the accuracy of the others.
+# ConSmax save little. Of these, scale desk trained ReLU only, so this says nothing about the accuracy of the others.
 
 # %%
 show.table(
@@ -230,7 +230,7 @@ ratios = ", ".join(f"{tables.text(ratio, 2)}x {system}" for system, ratio in fig
 show.table(
     figures.peers(results),
     "Private inference with transformers",
-    "All optimizations but bounded logits: also those that the optimised program lacks (below). Bytes of our "
+    "Here, all optimizations but bounded logits: also those the optimised program lacks (below). Bytes of our "
     f"`SM+LN+G` with them over others': {ratios} (BLB by its own comparison with BOLT). BERT-base has GPT-2's layers "
     "and width, and a smaller vocabulary. Last column: where a number was read. Second-hand: quoted by others.",
     sources=["aero/published/peers.csv", "results/two_party/outside_tuned.csv"],
@@ -269,8 +269,8 @@ show.table(
 show.prose(
     "An optimised pass of `SM+ScFuFFN` takes {total:.1f} minutes on the WAN: {computing:.1f} of computing, "
     "{transfer:.1f} of transfer and {rounds:.1f} of rounds. A next token with cached keys and values takes about "
-    "{next:.1f} minutes, {next_rounds:.1f} of them rounds. Its computing time is that of the "
-    "pass times the ratio of the two, measured on a slower machine.",
+    "{next:.1f} minutes, {next_rounds:.1f} of them rounds. Its computing time is the whole "
+    "pass's, scaled by next-token over whole computing on a slower machine.",
     **tables.minutes_of_a_pass(results, "SM+ScFuFFN"),
 )
 
@@ -294,9 +294,8 @@ show.figure(
 )
 
 # %% [markdown]
-# The seconds above and on the first page are sums over a pass's operations, all measured in one session: these are the
-# ones to quote. Some passes of later tables ran whole or on slower machines; compare their seconds only within a
-# table.
+# This section's seconds of whole passes and the first page's are sums over operations measured in one session: quote
+# these. Some passes of other tables ran whole or on slower machines; compare their seconds only within a table.
 #
 # The latency on a network is modelled:
 #
@@ -377,7 +376,7 @@ show.table(
     tables.held_out_prompts(results),
     "Held-out prompts",
     "Models trained here: largest logit error, and how many top tokens are PyTorch's. Bounded logits: run "
-    "`sm-scfuffn-qk-clip`. Its wrong answers are of a program with bounded reciprocals.",
+    "`sm-scfuffn-qk-clip`. Both wrong answers: its program with bounded reciprocals.",
     sources=["results/two_party/savings_errors.csv"],
     command="python -m benchmarks.optimizations errors",
 )

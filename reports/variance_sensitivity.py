@@ -16,8 +16,8 @@
 # depend on the variance. It fits the language model at a large learning rate, where the entropy of softmax collapses
 # and its loss stays higher.
 #
-# **Setting not recovered.** The paper omits the width, residual connections, initialisation, steps and data of its
-# small model. An effect that is missing in a training is therefore *undecided* or *opposite here*. Only
+# **Setting not recovered.** For its small model the paper omits token content, residual connections, initialisation,
+# steps and data. An effect that is missing in a training is therefore *undecided* or *opposite here*. Only
 # formulas, and draws at sizes that the paper states, can be *contradicted*.
 
 # %%

@@ -2,7 +2,9 @@
 
 import gc
 import os
+import signal
 
+signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell starts what runs behind without it
 # Two workers on two cores: more threads would only wait for each other.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 

@@ -123,8 +123,7 @@ def test_seeds_that_no_generator_takes(text, capsys):
 
 @pytest.mark.parametrize("name", ["SIGINT", "SIGTERM"])
 def test_an_interrupt_is_one_line(name):
-    body = "signal.signal(signal.SIGINT, signal.default_int_handler); "  # a shell starts what runs behind without it
-    body += f"run_main(lambda _: os.kill(os.getpid(), signal.{name}), [])"
+    body = f"run_main(lambda _: os.kill(os.getpid(), signal.{name}), [])"
     command = [sys.executable, "-c", f"import os, signal; from aero.errors import run_main; {body}"]
     ended = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
     assert (ended.returncode, ended.stdout) == (130, "")

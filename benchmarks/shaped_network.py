@@ -24,7 +24,6 @@ import itertools
 import json
 import math
 import time
-from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from statistics import median
@@ -94,7 +93,7 @@ class Cost:
     messages: float
 
 
-COST_COLUMNS = (*(field.name for field in dataclasses.fields(Cost)), "machine", "provenance")
+COST_COLUMNS = (*(field.name for field in dataclasses.fields(Cost)), "provenance")
 
 
 def predict(
@@ -220,10 +219,11 @@ def refill_cost(profiles: Runs) -> Cost:
 
 def measure_operations(path: Path, wanted: Iterable[Operation], settings: Settings, made: str) -> None:
     """Measure the cost of every one of `wanted` in one session, for OPERATIONS of a refill as well; write each."""
+    lines = {(one["op"], one["shape"], json.loads(one["provenance"])["machine"]): one for one in records.read_csv(path)}
 
     def keep(cost: Cost) -> None:
-        line = dataclasses.asdict(cost) | {"provenance": made, "machine": records.machine()}
-        replace_lines(path, COST_COLUMNS, [line], "op", "shape", "machine")
+        lines[cost.op, cost.shape, records.machine()] = dataclasses.asdict(cost) | {"provenance": made}
+        write_lines(path, COST_COLUMNS, [lines[key] for key in sorted(lines)])
         print(f"{cost.op} {cost.shape}: {cost.seconds:.3f} s, {cost.rounds:.1f} rounds", flush=True)
 
     request = {"operations": list(dict.fromkeys(wanted)), "runs": REPEATS, "refill": path == OPERATIONS}
@@ -282,13 +282,11 @@ def full_size(parameters: Parameters) -> list[Operation]:
 
 def predict_passes() -> None:
     """Add to every measured pass the prediction of the latency model."""
-    by_machine: dict[str, dict[tuple[str, str], Cost]] = defaultdict(dict)
-    for line in records.read_csv(OPERATIONS):
-        op, shape, *numbers = (line[name] for name in COST_COLUMNS[:-2])
-        by_machine[line["machine"]][op, shape] = Cost(op, shape, *map(float, numbers))
-    lines = records.read_csv(PASSES)
+    rows, lines = records.read_csv(OPERATIONS), records.read_csv(PASSES)
     for line in lines:
-        costs = by_machine[json.loads(line["provenance"])["machine"]]
+        machine = json.loads(line["provenance"])["machine"]
+        own = [[*row.values()] for row in rows if json.loads(row["provenance"])["machine"] == machine]
+        costs = {(op, shape): Cost(op, shape, *map(float, numbers)) for op, shape, *numbers, _ in own}
         config, name = ModelConfig(**json.loads(line["model"])), f"{line['architecture']} {line['program']}"
         counts = operations(parse(line["architecture"]), config, line["program"], int(line["context"]))
         same = [other for other in lines if all(other[key] == line[key] for key in KEY[:-1])]
@@ -328,8 +326,9 @@ def main(arguments: list[str]) -> None:
             if (one.name, one.shape) not in known:
                 measure_operations(FULL_LINKS, [one], settings, made)
         return
-    folders = [parameters.folder(run, parameters.seeds[0]) for run in chosen.runs]
-    models = [checkpoint.load(folder / "checkpoint.safetensors") for folder in folders]
+    models = [
+        checkpoint.load(parameters.folder(one, parameters.seeds[0]) / "checkpoint.safetensors") for one in chosen.runs
+    ]
     pairs = [(model, within_budget(model, program)) for model in models for program in chosen.programs]
     if chosen.what == "operations":
         each = (operations(model.architecture, model.config, program, model.config.context) for model, program in pairs)

@@ -18,8 +18,7 @@ from aero.data.tokens import scale_root
 from aero.errors import UserError, run_main, seed_number
 from aero.records import keep, lock, require_committed
 from aero.training.distributed import join
-from aero.training.log import outcome_line
-from aero.training.run import STATE, run_tokens, train_run
+from aero.training.run import STATE, outcome_line, run_tokens, train_run
 
 
 def main(arguments: list[str]) -> None:

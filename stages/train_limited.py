@@ -20,7 +20,7 @@ from aero.data.tokens import scale_root
 from aero.errors import UserError, check_minutes, interruption_noted, run_main
 from aero.training import catalogue
 from aero.training.distributed import default_device
-from aero.training.log import outcome_line
+from aero.training.run import outcome_line
 from aero.training.side_by_side import train_side_by_side
 from aero.training.time_limited import Ending, Limit, train_in_turn
 from stages.train_many import add_runs, chosen_runs, opener

@@ -24,8 +24,7 @@ from aero.errors import UserError, check_minutes, run_main
 from aero.records import keep, read_all_metrics, read_metrics, require_committed
 from aero.training import catalogue
 from aero.training.launch import Training, run_here, run_on_cluster
-from aero.training.log import outcome_line
-from aero.training.run import finished_metrics, has_entropy, run_tokens
+from aero.training.run import finished_metrics, has_entropy, outcome_line, run_tokens
 
 
 def main(arguments: list[str]) -> None:

@@ -8,7 +8,7 @@ import math
 import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, TextIO
 
 import torch
 
@@ -20,11 +20,10 @@ from aero.data.tokens import Tokens, open_tokens, tokens_folder
 from aero.entropy import measure
 from aero.errors import UserError
 from aero.model import GPT
-from aero.records import write_text, write_together
+from aero.records import Row, csv_text, write_text, write_together
 from aero.training.diagnostics import find_nonfinite
 from aero.training.distributed import ALONE, Processes, default_device
 from aero.training.kernels import eager
-from aero.training.log import LiveLog, columns
 from aero.training.loop import Regularizer, Trainer, evaluate, train
 
 UNFINISHED, STATE = "log.unfinished.csv", "resume.safetensors"
@@ -60,7 +59,7 @@ def train_run(
             write_entropy(folder / "entropy.json", model, metrics, tokens, run, device)
         return metrics
     if processes.first:
-        observers = [LiveLog(folder / UNFINISHED, _columns(run)), *observers]
+        observers = [LiveLog(folder / UNFINISHED, _columns_of(run)), *observers]
     try:
         training = trainer_of(run, tokens, device, processes)
         outcome = train(training, folder / STATE, state_hash, run.label, stop, observers)
@@ -113,14 +112,29 @@ def finish_run(
         metrics["provenance"]["checkpoint_sha256"] = hashlib.sha256(written).hexdigest()
         contents[folder / "checkpoint.safetensors"] = written
     write_entropy(folder / "entropy.json", model, metrics, tokens, run, training.device)
-    contents[folder / "log.csv"] = records.csv_text(_columns(run), training.outcome.rows)
+    contents[folder / "log.csv"] = csv_text(_columns_of(run), training.outcome.rows)
     contents[folder / "metrics.json"] = json.dumps(metrics, indent=1, allow_nan=False) + "\n"
     write_together(contents)
     (folder / UNFINISHED).unlink(missing_ok=True)
     return metrics
 
 
-def _columns(run: ResolvedRun) -> list[str]:
+def columns(layers: int, attention: bool = False, slopes: int = 0) -> list[str]:
+    """Columns of log.csv; of layer i, on held-out sequences (in the row of a divergence on the batch that broke it):
+    entropy_layer_i is the mean over heads in nats, activation_layer_i the largest magnitude of the block's output,
+    overflow_layer_i how many of its values float16 cannot hold (beyond 65504, infinite or not a number).
+
+    attention: also norm_layer_i, the mean ||P||_F of its heads, and variance_layer_i, the mean variance of the logits
+    in a row (`variance_sensitivity`, Definition 5.2). slopes: how many negative slopes of a leaky ReLU are learned, one
+    a layer or one for all; slope_i are their values.
+    """
+    head = ["step", "tokens", "train_loss", "regularization", "eval_loss", "learning_rate", "gradient_norm", "seconds"]
+    measured = ("entropy", "activation", "overflow", *(("norm", "variance") if attention else ()))
+    layered = [f"{name}_layer_{i}" for name in measured for i in range(layers)]
+    return head + layered + [f"slope_{i}" for i in range(slopes)]
+
+
+def _columns_of(run: ResolvedRun) -> list[str]:
     """Columns of the run's log."""
     layers = run.sizes.layers
     slopes = {None: 0, "layer": layers, "global": 1}[run.architecture.slope]
@@ -286,3 +300,33 @@ def learned(model: torch.nn.Module) -> dict[str, object]:
         "temperature_mean": [value.mean(-1).tolist() for value in temperatures] or None,
         "temperature_by_position": [value.mean(0).tolist() for value in temperatures] or None,
     }
+
+
+class LiveLog:
+    """The log of a running training: every row is in the file at once. A kill can leave half a row at the end; resuming
+    rewrites the rows of the saved state first, so each step appears once.
+    """
+
+    def __init__(self, path: Path, names: Sequence[str]) -> None:
+        self._path, self._columns = path, names
+        self._file: TextIO | None = None
+
+    def begin(self, rows: Sequence[Row]) -> None:
+        write_text(self._path, csv_text(self._columns, rows, header=True))
+        self._file = open(self._path, "a", encoding="utf-8", newline="")
+
+    def add(self, row: Row) -> None:
+        assert self._file is not None, "begin comes first"
+        self._file.write(csv_text(self._columns, [row], header=False))
+        self._file.flush()
+
+    def end(self) -> None:
+        if self._file is not None:
+            self._file.close()
+
+
+def outcome_line(metrics: dict[str, Any]) -> str:
+    """Perplexity and time of a training, or the step at which it diverged."""
+    if metrics["eval_perplexity"] is None:
+        return f"diverged at step {metrics['diverged_at_step']}"
+    return f"perplexity {metrics['eval_perplexity']:.3f}, {metrics['provenance']['seconds']:.0f} s"

@@ -13,8 +13,8 @@ from aero.model import GPT, ModelConfig
 from aero.records import csv_text, read_rows
 from aero.training import state
 from aero.training.diagnostics import find_nonfinite, layer_columns
-from aero.training.log import LiveLog, columns
 from aero.training.loop import Regularizer, Trainer, clip_logits, evaluate, next_token_loss, train
+from aero.training.run import LiveLog, columns
 from aero.training.schedule import learning_rate_factor, make_optimizer, parameter_groups
 
 CONFIG = ModelConfig(vocabulary=32, context=8, layers=2, heads=2, width=16, ffn_width=64, temperature_init=1.0)

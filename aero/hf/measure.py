@@ -1,13 +1,15 @@
 """Attention entropy of Hugging Face's causal language models.
 
 Models whose attention goes through transformers' interface are measured with `aero.hf.attention`, in memory O(T).
-Others are measured from the weights of `output_attentions=True` (`aero.hf.output_attentions`), in memory O(T^2).
+Others (GPT-J, GPT-Neo, Falcon, MPT, Bloom, XGLM, CodeGen, ...) are measured from the weights that they return with
+`output_attentions=True`, one sequence at a time, in memory O(T^2): L x H x T x T numbers.
 
 Shapes: L layers with attention, B sequences, H heads, T positions.
 """
 
 from __future__ import annotations
 
+import contextlib
 import inspect
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Set
@@ -21,7 +23,6 @@ from transformers import PreTrainedModel
 
 from aero.entropy import EntropyStatistics, check_ids, statistics_of
 from aero.hf.attention import NotSwitched, Rows, document_starts, recording
-from aero.hf.output_attentions import rows_from_weights
 
 Batch = Tensor | Mapping[str, Tensor]
 
@@ -111,7 +112,7 @@ def _rows(model: PreTrainedModel, given: dict[str, Any], real: Tensor, switched:
                 raise
             rows = []
         if not rows and not switched:
-            rows = rows_from_weights(model, given, real)
+            rows = _rows_from_weights(model, given, real)
     finally:
         for hook in hooks:
             hook.remove()
@@ -191,3 +192,78 @@ def check_padding(mask: object, ids: Tensor | None) -> None:
             raise ValueError(f"the attention mask {tuple(mask.shape)} does not fit ids of shape {tuple(ids.shape)}")
     if mask.ndim == 2 and mask.dtype != torch.bool and not bool(((mask == 0) | (mask == 1)).all()):
         raise ValueError("the attention mask must be 1 where a token is real and 0 where it is padding")
+
+
+def _rows_from_weights(model: PreTrainedModel, given: dict[str, Any], real: Tensor) -> list[Rows]:
+    """The rows of every layer, entropies in float32; empty if the model returns no attention weights.
+
+    given: the arguments of `model.base_model`, with `input_ids` (B, T). real: (B, T) bool, False for padding.
+    Raises ValueError if the weights are not those of causal attention: rows that sum to 1, with nothing on later tokens
+    or on padding.
+    """
+    parameters = inspect.signature(model.base_model.forward).parameters
+    if not any(name == "output_attentions" or p.kind is p.VAR_KEYWORD for name, p in parameters.items()):
+        return []
+    sequences = []
+    with _eager(model):
+        for index in range(len(real)):
+            alone = {k: v[index : index + 1] if isinstance(v, Tensor) else v for k, v in given.items()}
+            attentions = getattr(model.base_model(**alone, output_attentions=True), "attentions", None)
+            weights = [p for p in attentions or () if p is not None]
+            sequences.append([_row_entropies(model, p, real[index : index + 1]) for p in weights])
+    layers = enumerate(zip(*sequences, strict=True))
+    return [Rows(None, torch.cat(entropies), _visible_keys(model, layer, real)) for layer, entropies in layers]
+
+
+def _row_entropies(model: PreTrainedModel, p: Tensor, real: Tensor) -> Tensor:
+    """-sum p log p of the weights p (1, H, T, T) of one sequence: (1, H, T), 0 in the rows of padding."""
+    tokens = real.shape[-1]
+    if p.ndim != 4 or p.shape[0] != 1 or p.shape[-2:] != (tokens, tokens):
+        raise _no_weights(model, f"shape {tuple(p.shape)} is not (sequences, heads, {tokens}, {tokens})")
+    if bool((p < 0).any()):
+        raise _no_weights(model, "some are negative")
+    p = p.masked_fill(~real[:, None, :, None], 0.0)
+    # A row with logits that are not finite is NaN, and so is its entropy.
+    visible = real[:, None, None, :] & torch.ones(tokens, tokens, dtype=torch.bool, device=p.device).tril()
+    if bool(p.masked_fill(visible, 0.0).nan_to_num().any()):
+        raise _no_weights(model, "they reach later tokens or padding")
+    off = (p.float().sum(-1) - real[:, None].float()).abs()
+    if bool((off > 1e-3 + 8 * torch.finfo(p.dtype).eps).any()):
+        raise _no_weights(model, "a row does not sum to 1")
+    p = p.float()
+    return -torch.special.xlogy(p, p).sum(-1)
+
+
+def _visible_keys(model: PreTrainedModel, layer: int, real: Tensor) -> Tensor:
+    """Number of keys that each query sees, (B, T): the real ones up to it, in GPT-Neo's local layers in a window."""
+    counts = real.cumsum(-1)
+    config = model.config
+    kinds = getattr(config, "attention_layers", None)
+    if config.model_type == "gpt_neo" and kinds[layer] == "local" and config.window_size < counts.shape[-1]:
+        before = torch.nn.functional.pad(counts, (config.window_size, 0))[..., : counts.shape[-1]]
+        counts = counts - before
+    return counts
+
+
+@contextlib.contextmanager
+def _eager(model: PreTrainedModel) -> Iterator[None]:
+    """Inside, every part of `model` uses the attention implementation that returns its weights.
+
+    `set_attn_implementation` refuses these families, but some (Falcon) read the configuration in each forward pass.
+    """
+    configs = {id(part.config): part.config for part in model.modules() if isinstance(part, PreTrainedModel)}
+    before = {key: config._attn_implementation for key, config in configs.items()}
+    for config in configs.values():
+        config._attn_implementation = "eager"
+    try:
+        yield
+    finally:
+        for key, config in configs.items():
+            config._attn_implementation = before[key]
+
+
+def _no_weights(model: PreTrainedModel, why: str) -> ValueError:
+    return ValueError(
+        f"the attention weights of {type(model).__name__} are not those of causal attention: {why}; if it is a causal "
+        'model, load it with attn_implementation="eager"'
+    )

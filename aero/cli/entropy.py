@@ -183,10 +183,38 @@ def _open(chosen: argparse.Namespace) -> Opened:
     if chosen.bos or chosen.dtype != "float32":
         raise UserError("--bos and --dtype are for Hugging Face models only")
     from aero import checkpoint
-    from aero.cli.tokenizers import tokenizer_of
 
     model = checkpoint.load(file)
     return model, tokenizer_of(file, chosen.tokenizer).encode, model.config.context, None
+
+
+def tokenizer_of(path: Path, given: Path | str | None) -> Any:
+    """The tokenizer in the file `given`, or the one beside the run of the checkpoint at `path`. UserError if there is
+    none, or the checkpoint was trained with another."""
+    from aero import checkpoint
+    from aero.data.tokenizer import load_tokenizer
+
+    header = checkpoint.metadata(path)
+    tokenizer = load_tokenizer(_tokenizer_beside(path, header.get("run")) if given is None else given)
+    if header.get("tokenizer_sha256", tokenizer.sha256) != tokenizer.sha256:  # earlier versions wrote none
+        raise UserError(f"{path} was trained with another tokenizer than this one; give its own as --tokenizer")
+    return tokenizer
+
+
+def _tokenizer_beside(path: Path, run: str | None) -> Path:
+    """The tokenizer of the corpus that `run` was trained on, in the folder of runs that contains the checkpoint."""
+    from aero.config import load
+    from aero.data.tokens import tokens_folder
+
+    corpus = None
+    if run is not None and Path("params.yaml").is_file() and run in (parameters := load()).runs:
+        corpus = parameters.resolve(run).corpus_name
+    for folder in [*path.resolve().parents][2:4]:  # scales/SCALE, or runs with default, above RUN/seed_1/checkpoint
+        if (tokenizer := tokens_folder(corpus, folder) / "tokenizer.json").is_file():
+            return tokenizer
+    raise UserError(
+        f"no tokenizer was found for {path} ({tokens_folder(corpus, 'runs')}); give its file as --tokenizer"
+    )
 
 
 def _open_hugging_face(path: Path, dtype: str, begin: bool) -> Opened:

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from aero import checkpoint
-from aero.cli.tokenizers import tokenizer_of
+from aero.cli.entropy import tokenizer_of
 from aero.data.tokenizer import END_OF_TEXT, FastTokenizer, tokenizer_from
 from aero.errors import UserError, cut, text_of
 from aero.two_party.program.fixed_point import coverage, fitting

@@ -11,8 +11,8 @@ import time
 
 from aero import config as parameters
 from aero.config import Parameters
+from aero.data import open_corpus
 from aero.data.base import AnyTokenizer, Corpus, reading_notes
-from aero.data.registry import open_corpus
 from aero.data.tokenizer import load_tokenizer, train_tokenizer
 from aero.data.tokens import scale_root, tokens_folder, write_tokens
 from aero.errors import UserError, run_main

@@ -29,7 +29,7 @@ def run(script, folder, monkeypatch):
 
 
 MISSING = """
-from aero.data.registry import open_corpus
+from aero.data import open_corpus
 from aero.data.tokenizer import load_tokenizer
 from aero.schema import CorpusParameters
 

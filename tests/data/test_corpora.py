@@ -9,11 +9,10 @@ from pathlib import Path
 
 import pytest
 
-from aero.data import local_folder
+from aero.data import local_folder, open_corpus
 from aero.data.base import files_digest, files_of_split, reading_notes, split_point
 from aero.data.local_folder import LocalFolder
 from aero.data.python_stdlib import PythonStandardLibrary
-from aero.data.registry import open_corpus
 from aero.schema import CorpusParameters
 
 

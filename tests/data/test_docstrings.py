@@ -8,8 +8,8 @@ import inspect
 
 import pytest
 
+from aero.data import open_corpus
 from aero.data.python_stdlib import StandardLibraryDocstrings
-from aero.data.registry import open_corpus
 from aero.schema import CorpusParameters
 
 MODULE = '''"""About a module.

@@ -8,9 +8,9 @@ import pickle
 import numpy as np
 import pytest
 
+from aero.data import open_corpus
 from aero.data.base import files_digest
 from aero.data.languini import LanguiniBooks
-from aero.data.registry import open_corpus
 from aero.errors import LONGEST_LINE
 from aero.schema import CorpusParameters
 

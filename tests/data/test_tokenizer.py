@@ -9,7 +9,7 @@ import pytest
 from tokenizers import Tokenizer as Learned
 from tokenizers import models, pre_tokenizers, trainers
 
-from aero.data.registry import open_corpus
+from aero.data import open_corpus
 from aero.data.tokenizer import build, load_tokenizer, train_tokenizer
 from aero.schema import CorpusParameters
 

@@ -8,9 +8,8 @@ Monte Carlo check.
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
 from functools import lru_cache
-from typing import Literal
+from typing import Literal, NamedTuple
 
 import numpy as np
 import torch
@@ -20,32 +19,21 @@ Array = NDArray[np.float64]
 Mask = Literal["full", "causal", "window"]
 
 
-@dataclass(frozen=True)
-class SoftmaxMoments:
-    """Expectations over z of the entropy, of sum_i z_i^2 p_i and of (sum_i z_i p_i)^2."""
+class SoftmaxEntropy(NamedTuple):
+    """Expectation over z of the entropy, and its derivative in sigma^2: as derived, and as printed in two places.
 
-    sigma: float
+    derivative: -E[Var_p(z)] / (2 sigma^2), the last line of Appendix E.3, which is correct. theorem_derivative:
+    -E[sum_i z_i^2 p_i], of Theorem 5.1. appendix_derivative: of the line of Appendix E.3 that takes the derivative; its
+    last two terms lack the factor 1 / (2 sigma).
+    """
+
     entropy: float
-    second_moment: float
-    squared_mean: float
-
-    @property
-    def derivative(self) -> float:
-        """dH / d(sigma^2) = -E[Var_p(z)] / (2 sigma^2), the last line of Appendix E.3, which is correct."""
-        return -(self.second_moment - self.squared_mean) / (2 * self.sigma**2)
-
-    @property
-    def theorem_derivative(self) -> float:
-        """-E[sum_i z_i^2 p_i], the derivative that Theorem 5.1 prints."""
-        return -self.second_moment
-
-    @property
-    def appendix_derivative(self) -> float:
-        """The line of Appendix E.3 that takes the derivative; its last two terms lack the factor 1 / (2 sigma)."""
-        return -(self.second_moment - self.squared_mean) / self.sigma
+    derivative: float
+    theorem_derivative: float
+    appendix_derivative: float
 
 
-def softmax_moments(sigma: float, positions: int) -> SoftmaxMoments:
+def softmax_entropy(sigma: float, positions: int) -> SoftmaxEntropy:
     """Expectations over z ~ N(0, sigma^2 I_N), by quadrature.
 
     With S = sum_j exp(z_j), 1/S and 1/S^2 are the integrals of exp(-t S) and t exp(-t S) over t > 0, and log S that of
@@ -57,12 +45,9 @@ def softmax_moments(sigma: float, positions: int) -> SoftmaxMoments:
     pairs = positions * (positions - 1) * survival ** max(positions - 2, 0) * first**2
     mean = positions * np.sum(others * first) * 0.1  # E[sum_i z_i p_i]
     log_sum = np.sum(np.exp(-np.exp(np.minimum(u, 700.0))) - survival**positions) * 0.1  # E[log S]
-    return SoftmaxMoments(
-        sigma,
-        float(log_sum - mean),
-        float(positions * np.sum(others * second) * 0.1),
-        float(np.sum(positions * others * doubled + pairs) * 0.1),
-    )
+    squares = float(positions * np.sum(others * second) * 0.1)  # E[sum_i z_i^2 p_i]
+    variance = squares - float(np.sum(positions * others * doubled + pairs) * 0.1)  # E[Var_p(z)]
+    return SoftmaxEntropy(float(log_sum - mean), -variance / (2 * sigma**2), -squares, -variance / sigma)
 
 
 @lru_cache(maxsize=64)  # the same for every N

@@ -61,7 +61,7 @@ def softmax_rows(settings: SensitivityTheoryParameters) -> list[Row]:
             generator = np.random.default_rng([settings.seed, 1, positions, index])
             draws = max(2000, min(200_000, settings.normals // positions))
             sample = sampling.sample_softmax(sigma, positions, draws, generator)
-            exact = theory.softmax_moments(sigma, positions)
+            exact = theory.softmax_entropy(sigma, positions)
             rows.append(
                 {"positions": positions, "sigma": sigma, "draws": draws}
                 | _with_error(sample, "entropy", "slope")
@@ -86,7 +86,7 @@ def curve_rows(settings: SensitivityTheoryParameters) -> list[Row]:
     sigmas, rows = settings.softmax.sigmas, []
     for positions in settings.softmax.positions:
         for sigma in np.linspace(min(sigmas), max(sigmas), num=50).tolist():
-            exact = theory.softmax_moments(sigma, positions)
+            exact = theory.softmax_entropy(sigma, positions)
             rows.append(
                 {
                     "positions": positions,

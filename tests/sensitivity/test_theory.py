@@ -30,18 +30,18 @@ def binary_entropy(d: float) -> float:
 
 @pytest.mark.parametrize("sigma", [0.1, 3.0])
 def test_two_positions_by_one_integral(sigma: float) -> None:
-    found = theory.softmax_moments(sigma, 2)
+    found = theory.softmax_entropy(sigma, 2)
     assert found.entropy == pytest.approx(two_logits(sigma, binary_entropy), abs=1e-9)
     # Var_p(z) of two points d apart is p (1 - p) d^2.
     variance = two_logits(sigma, lambda d: d * d / (2 + math.exp(d) + math.exp(-d)))
-    assert found.second_moment - found.squared_mean == pytest.approx(variance, abs=1e-9)
     assert found.derivative == pytest.approx(-variance / (2 * sigma**2), abs=1e-9)
+    assert found.appendix_derivative == pytest.approx(-variance / sigma, abs=1e-9)
 
 
 @pytest.mark.parametrize("sigma", [0.5, 4.0])
 def test_one_position_contradicts_the_printed_derivative(sigma: float) -> None:
     """The theorem's derivative fails the simplest case: H is 0 for every sigma, its printed derivative -sigma^2."""
-    found = theory.softmax_moments(sigma, 1)
+    found = theory.softmax_entropy(sigma, 1)
     assert found.entropy == pytest.approx(0, abs=1e-9)
     assert found.derivative == pytest.approx(0, abs=1e-9)
     assert found.theorem_derivative == pytest.approx(-(sigma**2), rel=1e-9)
@@ -51,9 +51,9 @@ def test_one_position_contradicts_the_printed_derivative(sigma: float) -> None:
 @pytest.mark.parametrize(("positions", "sigma"), GRID)
 def test_the_derivative_is_the_slope_of_the_entropy(positions: int, sigma: float) -> None:
     step = 1e-4 * sigma**2
-    above, below = (theory.softmax_moments(math.sqrt(sigma**2 + s), positions).entropy for s in (step, -step))
+    above, below = (theory.softmax_entropy(math.sqrt(sigma**2 + s), positions).entropy for s in (step, -step))
     slope = (above - below) / (2 * step)
-    found = theory.softmax_moments(sigma, positions)
+    found = theory.softmax_entropy(sigma, positions)
     assert found.derivative == pytest.approx(slope, rel=1e-4, abs=1e-7)
     assert abs(found.theorem_derivative - slope) > 0.1 * abs(slope)
     if abs(2 * sigma - 1) > 0.1:  # where the misprinted factor 2 sigma is 1
@@ -66,7 +66,7 @@ def test_the_expansion_to_fourth_order(positions: int) -> None:
     remainders = {}
     for order in (2, 4):
         for sigma in (0.1, 0.2):
-            exact = theory.softmax_moments(sigma, positions).entropy
+            exact = theory.softmax_entropy(sigma, positions).entropy
             remainders[order, sigma] = exact - theory.entropy_expansion(sigma, positions, order)
     assert remainders[2, 0.2] / remainders[2, 0.1] == pytest.approx(2**4, rel=0.1)
     if positions <= 20:  # beyond, the remainder of order 6 drowns in rounding
@@ -78,11 +78,11 @@ def test_the_expansion_to_fourth_order(positions: int) -> None:
 @pytest.mark.parametrize(("positions", "sigma"), [(3, 0.7), (50, 6.0)])
 def test_draws_agree_with_quadrature(positions: int, sigma: float) -> None:
     sample = sampling.sample_softmax(sigma, positions, 20_000, np.random.default_rng(5))
-    exact = theory.softmax_moments(sigma, positions)
+    exact = theory.softmax_entropy(sigma, positions)
     for drawn, expected in (
         (sample["entropy"], exact.entropy),
         (sample["slope"], exact.derivative),
-        (sample["squares"], exact.second_moment),
+        (sample["squares"], -exact.theorem_derivative),
     ):
         assert abs(drawn.mean - expected) < 4.5 * drawn.error
         assert 0 < drawn.error < 0.05 * max(abs(expected), 0.1)
@@ -192,7 +192,7 @@ def test_controlled_logits_have_the_given_variance() -> None:
         sample, weights = sampling.sample_controlled("softmax", sigma, 100, 16, 6, seed=1)
         # Definition 5.2 divides by N, and N keys have N - 1 degrees of freedom.
         assert abs(sample["variance"].mean - 0.99 * sigma**2) < 5 * sample["variance"].error
-        expected = theory.softmax_moments(sigma, 100).entropy
+        expected = theory.softmax_entropy(sigma, 100).entropy
         assert abs(sample["entropy"].mean - expected) < 5 * sample["entropy"].error + 0.02
         assert weights.sum() == pytest.approx(1)
     flat = [sampling.sample_controlled("relu", s, 100, 16, 3, seed=1)[0]["entropy"].mean for s in (0.5, 8.0)]

@@ -37,7 +37,6 @@ def train_run(
     device: str | None = None,
     stop: Callable[[], bool] | None = None,
     processes: Processes = ALONE,
-    observers: Sequence[Any] = (),
     unless_done: bool = False,
     checkpoint: bool = True,
 ) -> dict[str, Any] | None:
@@ -58,11 +57,10 @@ def train_run(
             model = load(folder / "checkpoint.safetensors").to(device)
             write_entropy(folder / "entropy.json", model, metrics, tokens, run, device)
         return metrics
-    if processes.first:
-        observers = [LiveLog(folder / UNFINISHED, _columns_of(run)), *observers]
+    log = LiveLog(folder / UNFINISHED, _columns_of(run))
     try:
         training = trainer_of(run, tokens, device, processes)
-        outcome = train(training, folder / STATE, state_hash, run.label, stop, observers)
+        outcome = train(training, folder / STATE, state_hash, run.label, stop, [log])
     except torch.OutOfMemoryError as error:
         raise UserError(
             f"{run.name} does not fit into the memory of {device}: {str(error).splitlines()[0]} "

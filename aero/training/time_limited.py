@@ -18,7 +18,7 @@ import torch
 from aero.config import ResolvedRun
 from aero.data.tokens import Tokens
 from aero.errors import one_line
-from aero.records import Row, lock
+from aero.records import lock
 from aero.training.distributed import default_device
 from aero.training.run import STATE, finished_metrics, train_run
 
@@ -73,23 +73,6 @@ class Limit:
             self.ending = max(self.ending or 0.0, ending)
 
 
-class _Stopwatch:
-    """An observer that notes the end of a training's first and last step."""
-
-    def __init__(self) -> None:
-        self.began = self.stopped = time.monotonic()
-        self.first: float | None = None
-
-    def begin(self, rows: Sequence[Row]) -> None:
-        pass
-
-    def add(self, row: Row) -> None:
-        self.first = self.first or time.monotonic()
-
-    def end(self) -> None:
-        self.stopped = time.monotonic()
-
-
 def train_in_turn(
     runs: Sequence[ResolvedRun],
     tokens_of: Callable[[ResolvedRun], Tokens],
@@ -103,6 +86,12 @@ def train_in_turn(
     written. A run that fails stops no other. Ends after the run that the limit stops.
     """
     device = device or default_device()
+    steps: list[float] = []  # when each step of the current run began
+
+    def stop() -> bool:
+        steps.append(time.monotonic())
+        return limit.stop()
+
     for run in runs:
         if not limit.may_start():
             return
@@ -110,16 +99,17 @@ def train_in_turn(
         if metrics := finished_metrics(folder, run.hash(tokens.manifest)):
             yield Ending(run, "found", metrics)
             continue
-        watch = _Stopwatch()
+        steps.clear()
         try:
             with lock(folder / STATE):
-                metrics = train_run(run, tokens, folder, device, stop=limit.stop, observers=[watch], checkpoint=False)
+                metrics = train_run(run, tokens, folder, device, stop=stop, checkpoint=False)
         except Exception as error:  # a failing run must not cost the time of the others
             yield Ending(run, "failed", line=one_line(error))
             continue
         finally:
             _free_memory(device)
-        limit.took(None if watch.first is None else watch.first - began, time.monotonic() - watch.stopped)
+        ending = time.monotonic() - (steps[-1] if steps else began)  # no step: it was saved after its last one
+        limit.took(steps[1] - began if len(steps) > 1 else None, ending)
         if metrics is None:
             yield Ending(run, "unfinished")
             return

@@ -230,7 +230,7 @@ def _answer(
     display: Display,
 ) -> None:
     """Ask, print the tokens as they come, then what they cost."""
-    from aero.cli.published import check_ids, ids_within
+    from aero.cli.published import check_ids
     from aero.two_party.program.weights import weight_shapes
     from aero.two_party.serving.answer import Sampling
 
@@ -256,7 +256,7 @@ def _answer(
             # The first bytes of a character are shown with its last.
             display.show(text.rstrip("\ufffd") if len(ids) < chosen.tokens else text)
 
-    prompt_ids = ids_within(tokenizer, prompt) if description.prefix else tokenizer.encode(prompt)
+    prompt_ids = tokenizer.encode(prompt, special=not description.prefix)
     check_ids(prompt_ids, tokenizer, description)
     answered = ask(prompt_ids, chosen.tokens, sampling, settings, on_control, not chosen.no_cache)
     rounds, unknown = _rounds(description, len(prompt_ids), len(answered.costs), answered.cached)

@@ -37,7 +37,7 @@ def publish(
     if own and loaded.vocabulary > model.config.vocabulary:  # a Hugging Face tokenizer may have more, see `check_ids`
         sizes = f"the tokenizer has {loaded.vocabulary} entries, the model {model.config.vocabulary}"
         raise UserError(f"{sizes}: it is that of another model; give the model's own as --tokenizer")
-    ids = [loaded.end_of_text] if own and prefix == END_OF_TEXT else ids_within(loaded, prefix)
+    ids = [loaded.end_of_text] if own and prefix == END_OF_TEXT else loaded.encode(prefix, special=False)
     program = within_budget(model, program, fraction_bits=settings.fraction_bits)
     description = Description.of(model.architecture, model.config, program, settings, loaded.sha256, ids)
     description = replace(description, program=fitting(model, program, settings, ids))
@@ -51,11 +51,6 @@ def _fast_tokenizer(file: Path) -> FastTokenizer:
             f"{file} does not exist; save the model's fast tokenizer there (AutoTokenizer, save_pretrained)"
         )
     return FastTokenizer(text_of(file))
-
-
-def ids_within(tokenizer: Any, text: str) -> list[int]:
-    """Ids of a part of a text, to which a Hugging Face tokenizer must not add its special tokens."""
-    return tokenizer.encode(text, special=False) if isinstance(tokenizer, FastTokenizer) else tokenizer.encode(text)
 
 
 def check_ids(ids: list[int], tokenizer: Any, description: Description) -> None:

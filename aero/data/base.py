@@ -38,8 +38,8 @@ class AnyTokenizer(ABC):
     text: str
     sha256: str
 
-    def encode(self, text: str) -> list[int]:
-        """Ids of `text`."""
+    def encode(self, text: str, special: bool = True) -> list[int]:
+        """Ids of `text`. special: has an effect on `FastTokenizer` only; these tokenizers add no special tokens."""
         return self.encode_batch([text])[0]
 
     @abstractmethod

@@ -131,7 +131,7 @@ class Parameters(Strict):
         """The corpus under `corpora.<name>`, or for None the active scale's; UserError if it is unknown."""
         if name is not None:
             return self.corpora[_known("corpus", name, self.corpora)]
-        return _checked(CorpusParameters, self.corpus.model_dump() | self.active.corpus, f"scales.{self.scale}.corpus")
+        return checked(CorpusParameters, self.corpus.model_dump() | self.active.corpus, f"scales.{self.scale}.corpus")
 
     def resolve(self, name: str, seed: int | None = None) -> ResolvedRun:
         """The run called `name` at the active scale; seed: the first of `seeds` by default. UserError if it is unknown
@@ -144,7 +144,7 @@ class Parameters(Strict):
         architecture = parse(run.architecture)
         sizes = self._sizes(name, run, context, architecture)
         train = self._train(name, run, family, context)
-        regularizer = _checked(
+        regularizer = checked(
             RegularizerParameters,
             self.regularizer.model_dump() | family.regularizer | run.regularizer,
             f"regularizer of run {name}",
@@ -172,7 +172,7 @@ class Parameters(Strict):
         """Sizes of a run: the scale's own, its family's changes, its context."""
         changes = self.active.families.get(run.model, FamilySizes()).model
         values = self.active.model.model_dump() | changes | {"context": self.active.length(context)}
-        sizes = _checked(ModelParameters, values, f"scales.{self.scale}.families.{run.model}.model")
+        sizes = checked(ModelParameters, values, f"scales.{self.scale}.families.{run.model}.model")
         try:
             architecture.ffn_layers(sizes.layers)
         except ValueError as error:
@@ -201,7 +201,7 @@ class Parameters(Strict):
         values["steps"] = max(1, round(values["steps"] * run.budget / run.batch))
         values["accumulation"] *= run.batch
         place = f"runs.{name}.overrides" if run.overrides else f"scales.{self.scale}, run {name}"
-        return _checked(TrainParameters, values | run.overrides, place)
+        return checked(TrainParameters, values | run.overrides, place)
 
     def two_party_model(self) -> tuple[ModelConfig, int]:
         """Sizes and context at which operations are measured: GPT-2 small at T = 128, or the scale's own model."""
@@ -298,10 +298,10 @@ def load(path: Path | str = PATH) -> Parameters:
         values = yaml_file(path)
     except FileNotFoundError:
         raise UserError(f"{path} not found; run from the repository's root folder") from None
-    return _checked(Parameters, values, path)
+    return checked(Parameters, values, path)
 
 
-def _checked(kind: type[Any], values: dict[str, Any], place: Path | str) -> Any:
+def checked(kind: type[Any], values: dict[str, Any], place: Path | str) -> Any:
     """`values` as a section of that kind; UserError, naming the place, for the first fault."""
     try:
         return kind.model_validate(values)

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import Annotated, Literal
 
-from aero.config import Field, Parameters, ValidationError
+from aero.config import Field, Parameters, checked
 from aero.errors import UserError
 from aero.parallel_context.attention import Aggregation, Selection
 from aero.parallel_context.measure import Block
@@ -105,9 +105,4 @@ class ParallelContextSettings(Strict):
 
 def settings(parameters: Parameters) -> ParallelContextSettings:
     """The checked section; UserError, one line, for anything wrong with it."""
-    try:
-        return ParallelContextSettings.model_validate(parameters.parallel_context)
-    except ValidationError as error:
-        first = error.errors()[0]
-        place = ".".join(("parallel_context", *map(str, first["loc"])))
-        raise UserError(f"params.yaml: {place}: {first['msg']}") from None
+    return checked(ParallelContextSettings, parameters.parallel_context, "params.yaml: parallel_context")

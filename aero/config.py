@@ -9,6 +9,7 @@ import dataclasses
 import hashlib
 import json
 import sys
+from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -104,11 +105,13 @@ class Parameters(Strict):
         """The same parameters with another scale active, unchanged for None; UserError if it is unknown."""
         return self if scale is None else self.model_copy(update={"scale": _known("scale", scale, self.scales)})
 
-    def trainings(self) -> tuple[tuple[str, int], ...]:
-        """(run, seed) of everything that the pipeline can train."""
-        return tuple((run, seed) for run in self.runs for seed in self.seeds) + tuple(
-            (run, seed) for run in self.runs if run not in self.uncompared_runs for seed in self.more_seeds
-        )
+    def trainings(self, runs: Iterable[str] | None = None) -> list[tuple[str, int]]:
+        """(run, seed) of `runs`, by default of everything that the pipeline can train: all runs with `seeds`, then the
+        compared ones with `more_seeds`."""
+        runs = list(self.runs if runs is None else runs)
+        compared = [run for run in dict.fromkeys(runs) if run not in self.uncompared_runs]
+        first = [(run, seed) for run in runs for seed in self.seeds]
+        return first + [(run, seed) for run in compared for seed in self.more_seeds]
 
     def folder(self, run: str, seed: int, scale: str | None = None) -> Path:
         """Folder of a training: below runs/default if `dvc repro` trains it, below runs/scales/SCALE for another

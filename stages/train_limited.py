@@ -90,7 +90,8 @@ def wanted(parameters: Parameters, names: list[str], seeds: list[int] | None) ->
     if runs:
         pairs = [(run, seed) for run in dict.fromkeys(runs) for seed in dict.fromkeys(seeds or parameters.seeds)]
     else:
-        pairs = [pair for pair in catalogue.in_order(parameters) if not seeds or pair[1] in seeds]
+        ordered = sum(parameters.training_order.values(), ())
+        pairs = [pair for pair in parameters.trainings(ordered) if not seeds or pair[1] in seeds]
     return [parameters.resolve(run, seed) for run, seed in pairs]
 
 

@@ -22,12 +22,12 @@ from aero.training.catalogue import (
     achieved_flops,
     cost,
     expected_seconds,
-    in_order,
     results,
     status,
     tokens,
     training_flops,
 )
+from stages.train_limited import wanted
 
 ROOT = Path(__file__).resolve().parents[1]
 PARAMETERS = load(ROOT / "params.yaml")
@@ -280,7 +280,8 @@ def test_further_seeds_come_last_and_only_for_what_is_compared() -> None:
     order = {"one": ("sm-ln-g", "sm-g"), "two": ("sm", "core-elu-hot", "sm-ln-g")}
     few = PARAMETERS.model_copy(update={"scale": "laptop", "training_order": order})
     first = [(run, 1337) for run in ("sm-ln-g", "sm-g", "sm", "core-elu-hot", "sm-ln-g")]
-    assert in_order(few) == first + [(run, seed) for run in ("sm-ln-g", "sm-g", "sm") for seed in (1338, 1339)]
+    expected = first + [(run, seed) for run in ("sm-ln-g", "sm-g", "sm") for seed in (1338, 1339)]
+    assert [(run.name, run.seed) for run in wanted(few, [], None)] == expected
 
 
 def test_expected_seconds_come_from_results_where_there_are_any(tmp_path: Path) -> None:

@@ -179,14 +179,6 @@ def achieved_flops(parameters: Parameters, found: Found) -> float | None:
     return statistics.median(speeds) if speeds else None
 
 
-def in_order(parameters: Parameters) -> list[tuple[str, int]]:
-    """(run, seed) of `training_order`, table after table; then the further seeds of its compared runs."""
-    runs = [run for table in parameters.training_order.values() for run in table]
-    compared = [run for run in dict.fromkeys(runs) if run not in parameters.uncompared_runs]
-    first = [(run, seed) for run in runs for seed in parameters.seeds]
-    return first + [(run, seed) for run in compared for seed in parameters.more_seeds]
-
-
 def expected_seconds(parameters: Parameters, run: str, found: Found) -> tuple[float | None, bool]:
     """Expected training time of `run` at the active scale (None if unknown), and whether it comes from results there;
     otherwise the speed of the scale's device is assumed.

@@ -280,6 +280,11 @@ class _Metrics(BaseModel):
         return self
 
 
+def finite(value: float) -> float | None:
+    """None for a value that is not finite: CSV and JSON have none."""
+    return value if math.isfinite(value) else None
+
+
 def csv_text(names: Sequence[str], rows: Iterable[Row], header: bool = True) -> str:
     """CSV with the columns `names`; None and missing keys are empty cells."""
     text = io.StringIO()

@@ -155,7 +155,7 @@ def _pareto(chosen: argparse.Namespace, program: str, parameters: Parameters, ro
         raise UserError(f"--out {out}: the figure must end in .svg or .png")
     if not out.parent.is_dir():
         raise UserError(f"--out {out} cannot be written: there is no folder {out.parent}")
-    from aero.records import write_together
+    from aero.records import finite, write_together
     from aero.report.papers.private_inference import draw_pareto, points
     from aero.report.results import load
     from aero.report.statistics import gate
@@ -172,7 +172,7 @@ def _pareto(chosen: argparse.Namespace, program: str, parameters: Parameters, ro
     write_together({out: drawn.getvalue()})
     if chosen.json:
         values = {"model": chosen.model, "context": chosen.context, "program": program, "scale": results.scale}
-        listed = [vars(point) | {"bytes_error": _finite(point.bytes_error)} for point in found]
+        listed = [vars(point) | {"bytes_error": finite(point.bytes_error)} for point in found]
         return json.dumps(values | {"figure": str(out), "points": listed, "left_out": without}, indent=1)
     lines = [f"{title}: perplexity at scale {results.scale}, bytes at the published sizes; {out}"]
     width = max(len(point.run) for point in found)
@@ -367,15 +367,13 @@ def as_json(cost: PassCost, network: Network, checks: Checks) -> dict[str, Any]:
 
 
 def _rounded(value: Any) -> Any:
+    from aero.records import finite
+
     if isinstance(value, dict):
         return {key: _rounded(one) for key, one in value.items()}
     if not isinstance(value, float) or value.is_integer():
         return value
-    return _finite(float(f"{value:.10g}"))
-
-
-def _finite(value: float) -> float | None:
-    return value if math.isfinite(value) else None
+    return finite(float(f"{value:.10g}"))
 
 
 def _link(network: Network, name: str) -> str:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from typing import Any
 
 import torch
@@ -10,7 +9,7 @@ from torch import Tensor
 
 from aero.attention_kernels import causal_mask
 from aero.model import GPT
-from aero.records import Row
+from aero.records import Row, finite
 from aero.training.distributed import ALONE, Processes
 from aero.training.kernels import eager
 
@@ -77,8 +76,3 @@ def find_nonfinite(model: GPT, ids: Tensor, step: int, processes: Processes = AL
     first = next((index for index, value in enumerate(values) if not torch.isfinite(value).all()), len(values))
     layer, where = places[processes.lowest(first)]
     return {"step": step, "layer": layer, "where": where}
-
-
-def finite(value: float) -> float | None:
-    """None for a value that is not finite: CSV and JSON have none."""
-    return value if math.isfinite(value) else None

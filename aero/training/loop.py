@@ -26,10 +26,9 @@ from aero.data.batches import Batches
 from aero.entropy import Reduction, entropy_regularization, headwise
 from aero.errors import interruption_noted
 from aero.model import GPT, ModelConfig
-from aero.records import Row
+from aero.records import Row, finite
 from aero.schema import TrainParameters
 from aero.training import diagnostics, state
-from aero.training.diagnostics import finite
 from aero.training.distributed import ALONE, Processes
 from aero.training.kernels import compile_step, eager, faster_matmul, tensor_cores
 from aero.training.schedule import learning_rate_factor, make_optimizer

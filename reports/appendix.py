@@ -91,7 +91,8 @@ show.table(
 #    [First table](#one-private-forward-pass-of-gpt-2-t-128)
 # 2. Which configuration gives the published bytes, and what if one choice changes?
 #    [The four best fits](#the-four-best-fits-and-the-best-with-one-choice-changed)
-# 3. How much of the saving is the baseline's GELU? [Saving in communication](#saving-in-communication)
+# 3. How much of the saving is the baseline's GELU?
+#    [Saving in communication](#aero-table-4-saving-in-communication)
 # 4. Are the published minutes possible on the published network?
 #    [Published minutes](#published-minutes-against-published-bytes)
 # 5. How far are private logits from PyTorch's? [Complete passes](#complete-passes-of-models-trained-here)

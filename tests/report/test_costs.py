@@ -47,8 +47,6 @@ FIGURES = [
     *(partial(private_inference.by_part, quantity=quantity) for quantity in ("bytes", "seconds")),
     private_inference.minutes_by_part,
     private_inference.published_minutes,
-    private_inference.savings_by_program,
-    private_inference.fit_residuals,
     private_inference.pareto,
     appendix.growth_with_depth,
     appendix.server,

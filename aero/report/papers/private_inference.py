@@ -1,4 +1,4 @@
-"""Figures of what private inference costs: bytes and minutes by part, the published minutes, savings, Pareto front;
+"""Figures of what private inference costs: bytes and minutes by part, the published minutes, Pareto front;
 tables of the same under SPU's other protocols, and of other systems."""
 
 from __future__ import annotations
@@ -118,53 +118,6 @@ def published_minutes(results: Results) -> Figure:
     legend = axes.legend(frameon=False, loc="upper left")
     for handle in legend.legend_handles:
         handle.set_facecolor(show.MUTED)
-    return figure
-
-
-SAVINGS_ROWS = ("SM+LN+R", "SM+ScFFN", "SM+ScFuFFN", "SM+ScFuFFNi_6", "EReg(SM(t)+ScFuFFNi_6)")
-
-
-def savings_by_program(results: Results) -> Figure:
-    """Saving in GB over SM+LN+G at T=128: published, reproduced, stock SPU, with a cheap GELU, optimised."""
-    table, fitted = load("aero").tables["4"], costs.fits(results)
-    base = fitted.get(("4", table.rows[0].name))
-    figure, axes = show.subplots(height=2.6, layout=None)
-    for place, name in enumerate(SAVINGS_ROWS):
-        found, fit = costs.audit(results, table, name, "bytes"), fitted.get(("4", name))
-        reproduced = base.gigabytes / fit.gigabytes if base and fit else None
-        for label, value, marker, colour in (
-            ("paper", table.value(name, "savings_communication"), "D", show.PUBLISHED),
-            ("reproduced", reproduced, "v", show.AS_PUBLISHED),
-            ("stock SPU", found.as_written, "o", show.AS_WRITTEN),
-            ("stock SPU, cheap GELU in the baseline", found.one_gelu, "^", "#cc79a7"),
-            ("optimised", found.tuned, "s", show.TUNED),
-        ):
-            if value is not None:
-                axes.plot([value], [place], marker, color=colour, markersize=6.5, markeredgecolor=show.INK,
-                          markeredgewidth=0.4, label=label if place == 0 else None)  # fmt: skip
-    axes.axvline(1, color=show.INK, linewidth=0.8)
-    axes.set_yticks(range(len(SAVINGS_ROWS)), SAVINGS_ROWS)
-    axes.tick_params(axis="y", length=0)
-    axes.set(ylim=(len(SAVINGS_ROWS) - 0.5, -0.5), xlim=(0, None))
-    axes.set_xlabel("times fewer bytes than SM+LN+G in the same program")
-    axes.grid()
-    axes.legend(ncols=5, loc="lower left", bbox_to_anchor=(-0.27, 1), frameon=False, columnspacing=0.8,
-                handletextpad=0.2)  # fmt: skip
-    return figure
-
-
-def fit_residuals(results: Results) -> Figure:
-    """Relative difference of the reproduced from the published GB, all rows of Tables 4-7."""
-    fitted = costs.fits(results)
-    figure, axes = show.subplots(height=1.5, layout=None)
-    for place, number in enumerate(COST_TABLES):
-        values = [fit.residual_percent for (which, _), fit in fitted.items() if which == number]
-        axes.plot(values, [place] * len(values), "o", color=show.AS_WRITTEN, alpha=0.5, markersize=6,
-                  markeredgewidth=0)  # fmt: skip
-    axes.axvline(0, color=show.INK, linewidth=0.8)
-    axes.set_yticks(range(4), [f"Table {number}" for number in COST_TABLES])
-    axes.set(ylim=(3.5, -0.5), xlim=(-2, 2), xlabel="reproduced minus published GB, %")
-    axes.grid(axis="x")
     return figure
 
 

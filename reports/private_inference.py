@@ -145,7 +145,8 @@ show.figure(
     figures.pareto(desk),
     "Perplexity against communication",
     f"Runs of GPT-2's architecture, trained at scale {desk.scale} (d=128); bytes of the optimised program at GPT-2's "
-    "size (d=768), where SM+R and SM+ScFuFFN failed to train. No other run beats those on the line in both.",
+    "size (d=768), where SM+R and SM+ScFuFFN failed to train. No other run beats those on the line in both. "
+    "`aero cost --pareto` names all runs.",
     sources=["results/two_party/ops.csv", f"results/{desk.scale}/metrics.jsonl"],
     command="aero cost --pareto",
 )

@@ -4,8 +4,7 @@ tables of the same under SPU's other protocols, and of other systems."""
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 import numpy as np
@@ -22,6 +21,7 @@ from aero.report import costs, show
 from aero.report.costs import COST_TABLES, GB, OPTIMISED, PROGRAMS, STOCK
 from aero.report.papers.private_tables import HEADLINE, OUTSIDE, PROGRAM_NAMES, ROW, gigabytes, text
 from aero.report.results import Results
+from aero.report.statistics import CONTROL
 from aero.two_party.cost.composition import estimate
 from aero.two_party.cost.cost_model import measured_operations
 from aero.two_party.cost.counts import published_sizes
@@ -121,23 +121,13 @@ def published_minutes(results: Results) -> Figure:
     return figure
 
 
-@dataclass(frozen=True)
-class Point:
-    """A run: mean evaluation perplexity over `seeds`, and the bytes of a private pass at the published sizes."""
-
-    run: str
-    architecture: str
-    perplexity: float
-    seeds: tuple[int, ...]
-    bytes: float
-    bytes_error: float
-    front: bool = False
-
-
 def points(
     results: Results, parameters: Parameters, model: str, context: int, program: str, extrapolate: bool = False
-) -> tuple[list[Point], dict[str, str]]:
-    """The runs of a model family and context, cheapest first, and those left out with the reason."""
+) -> tuple[pd.DataFrame, dict[str, str]]:
+    """The runs of a model family and context, as `with_front` gives them, and those left out with the reason.
+
+    perplexity: mean over `seeds`; bytes, bytes_error: of a private pass at the published sizes.
+    """
     operations = measured_operations(parameters.two_party.variant(), results.root)
     sizes = published_sizes(model, context)
     found, without = [], {}
@@ -157,17 +147,16 @@ def points(
             without[name] = str(error)
             continue
         mean = sum(by_seed.values()) / len(by_seed)
-        found.append(Point(name, cost.architecture, mean, tuple(by_seed), cost.bytes, cost.bytes_error))
-    return with_front(found), without
+        found.append((name, cost.architecture, mean, tuple(by_seed), cost.bytes, cost.bytes_error))
+    columns = ["run", "architecture", "perplexity", "seeds", "bytes", "bytes_error"]
+    return with_front(pd.DataFrame(found, columns=columns)), without
 
 
-def with_front(found: Iterable[Point]) -> list[Point]:
+def with_front(found: pd.DataFrame) -> pd.DataFrame:
     """Points, cheapest first; `front` marks those that no other point beats in bytes and perplexity."""
-    marked, least = [], math.inf
-    for point in sorted(found, key=lambda one: (one.bytes, one.perplexity)):
-        marked.append(replace(point, front=point.perplexity < least))
-        least = min(least, point.perplexity)
-    return marked
+    found = found.sort_values(["bytes", "perplexity"], ignore_index=True)
+    least_so_far = found["perplexity"].astype(float).cummin()
+    return found.assign(front=least_so_far < least_so_far.shift(fill_value=math.inf))
 
 
 def pareto(results: Results) -> Figure:
@@ -176,28 +165,31 @@ def pareto(results: Results) -> Figure:
         return show.not_measured()
     parameters, compared = load_parameters(results.root / "params.yaml"), costs.compared_runs(results)
     found, _ = points(results, parameters, "gpt2", 128, OPTIMISED)
-    usual = [one for one in found if one.run in compared and not compared[one.run].get("regularizer")]
-    return draw_pareto(with_front(usual), "", results.scale)
+    usual = [name for name, run in compared.items() if not run.get("regularizer")]
+    return draw_pareto(with_front(found[found["run"].isin(usual)]), "", results.scale)
 
 
-def draw_pareto(found: Sequence[Point], title: str, scale: str) -> Figure:
-    """Perplexity against GB, both in logarithms; the front is a line through larger, named points."""
-    if not found:
+def draw_pareto(found: pd.DataFrame, title: str, scale: str) -> Figure:
+    """Perplexity against GB, both in logarithms; the front is a line. Named: the points of the front, and SM+LN+G."""
+    if found.empty:
         return show.not_measured()
     figure, axes = show.subplots(height=3.3, layout=None)
-    front = [point for point in found if point.front]
-    rest = [point for point in found if not point.front]
-    axes.step([p.bytes / GB for p in front], [p.perplexity for p in front], where="post", color=show.TUNED)
+    front, rest = found[found["front"]], found[~found["front"]]
+    axes.step(front["bytes"] / GB, front["perplexity"], where="post", color=show.TUNED)
     for some, colour, size in ((rest, show.AS_WRITTEN, 18), (front, show.TUNED, 36)):
-        axes.scatter([p.bytes / GB for p in some], [p.perplexity for p in some], s=size, color=colour,
+        axes.scatter(some["bytes"] / GB, some["perplexity"], s=size, color=colour,
                      edgecolor=show.PAPER, linewidth=0.6, zorder=3)  # fmt: skip
+    for point in found[found["front"] | (found["architecture"] == CONTROL)].itertuples():
+        # No point lies below and to the left of the front.
+        axes.annotate(point.architecture, (point.bytes / GB, point.perplexity), xytext=(-5, 1), ha="right",
+                      textcoords="offset points", va="top")  # fmt: skip
     axes.set(xscale="log", yscale="log", title=title)
     axes.set_xlabel("communication of one private forward pass, GB (both directions)")
     axes.set_ylabel(f"evaluation perplexity, scale {scale}")
     axes.grid()
     axes.margins(x=0.12, y=0.08)
+    axes.set_xlim(left=found["bytes"].min() / GB / 2.6)
     _ticks(axes, [digit * 10.0**power for power in range(-1, 4) for digit in (1, 1.5, 2, 3, 4, 5, 6, 8)])
-    _label(axes, [*front, *rest])
     return figure
 
 
@@ -208,28 +200,6 @@ def _ticks(axes: Axes, values: Sequence[float]) -> None:
         ticks = [value for value in values if low <= value <= high]
         axis.set_ticks(ticks, [f"{tick:g}" for tick in ticks])
         axis.set_ticks([], minor=True)
-
-
-def _label(axes: Axes, found: Sequence[Point]) -> None:
-    """Name each architecture once: the cheapest column of points on its left, the others on their right."""
-    first = {point.architecture: point for point in reversed(found)}
-    columns: dict[float, list[Point]] = {}
-    for point in sorted(first.values(), key=lambda one: one.bytes):
-        key = next((at for at in columns if point.bytes / at < 1.35), point.bytes)
-        columns.setdefault(key, []).append(point)
-    axes.set_xlim(left=min(columns) / GB / 2.6)
-    for number, group in enumerate(columns.values()):
-        group.sort(key=lambda one: one.perplexity)
-        heights = [axes.transData.transform((1, one.perplexity))[1] for one in group]
-        spread = show.spread(heights, 10.5 * axes.figure.dpi / 72)
-        side = min(p.bytes for p in group) / 1.05 if number == 0 else max(p.bytes for p in group) * 1.03
-        for point, height in zip(group, spread, strict=True):
-            place = side / GB, axes.transData.inverted().transform((0, height))[1]
-            axes.annotate(point.architecture, (point.bytes / GB, point.perplexity), xytext=place,
-                          va="bottom" if point.front and number else "center",  # beside the line, not on it
-                          ha="right" if number == 0 else "left",
-                          color=show.INK if point.front else show.MUTED,
-                          arrowprops={"arrowstyle": "-", "color": show.MUTED, "linewidth": 0.5})  # fmt: skip
 
 
 PROTOCOLS = Path("results/two_party/protocols.csv")

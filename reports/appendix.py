@@ -22,7 +22,7 @@ from aero.report.papers import private_tables as tables
 from aero.report.results import load
 
 results = load()
-CURVES, ENTROPY = ([f"results/{results.scale}/{name}.jsonl"] for name in ("curves", "entropy"))
+ENTROPY = [f"results/{results.scale}/entropy.jsonl"]
 BENCH, ROBUSTNESS = "results/bench", "results/robustness"
 
 # %% [markdown]
@@ -124,14 +124,6 @@ for short, title in show.PAPERS.items():
 
 # %% [markdown]
 # ## Further figures of attention entropy
-
-# %%
-show.figure(
-    aero_entropy.failures_over_training(results),
-    "Entropy of the layers of models that fail",
-    "First seed; mean over a layer's heads as a fraction of the causal bound.",
-    sources=CURVES,
-)
 
 # %%
 show.figure(

@@ -173,13 +173,10 @@ show.table(
 )
 
 # %%
-largest = figures.largest_saving(results, "6")
 show.table(
     figures.protocols(results, "6"),
     "AERO Table 6 under three protocols",
-    f"As above. The largest printed saving, {tables.text(largest.pop('paper'), 3)}x, is "
-    + ", ".join(f"{tables.text(value, 3)}x under {name}" for name, value in largest.items())
-    + " here.",
+    "As above.",
     **PROTOCOLS,
 )
 

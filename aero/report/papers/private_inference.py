@@ -205,41 +205,24 @@ def _ticks(axes: Axes, values: Sequence[float]) -> None:
 PROTOCOLS = Path("results/two_party/protocols.csv")
 
 
-def savings_by_protocol(results: Results, number: str) -> dict[str, dict[str, float | None]]:
-    """Savings in bytes over the first row of a table, by row: "paper", and stock SPU under each protocol."""
-    table, found = load("aero").tables[number], {}
-    base = _other_protocols(results, number, table.rows[0].name)
-    for row in table.rows:
-        cheetah = costs.saving(results, table, row.name, STOCK, "bytes")
-        others = _other_protocols(results, number, row.name).items()
-        found[row.name] = {"paper": row.cells["savings_communication"].value, "Cheetah": cheetah} | {
-            protocol: float(base[protocol]["bytes"]) / float(line["bytes"]) for protocol, line in others
-        }
-    return found
-
-
-def _other_protocols(results: Results, number: str, row: str) -> dict[str, dict[str, str]]:
-    """Lines of protocols.csv of a row of a table, by protocol."""
-    lines = read_csv(results.root / PROTOCOLS)
-    return {line["protocol"]: line for line in lines if (line["table"], line["run"]) == (number, row)}
-
-
-def largest_saving(results: Results, number: str) -> dict[str, float | None]:
-    """`savings_by_protocol` of the row with the largest printed saving."""
-    return max(savings_by_protocol(results, number).values(), key=lambda found: found["paper"] or 0.0)
-
-
 def protocols(results: Results, number: str) -> pd.DataFrame:
-    """GB of stock SPU under three protocols, with the saving over the first row, beside the printed saving."""
-    table, lines = load("aero").tables[number], []
-    for name, savings in savings_by_protocol(results, number).items():
-        stock = costs.row_costs(results, table, name).get(STOCK)
-        others = _other_protocols(results, number, name)
-        sizes = {"Cheetah": stock and stock.bytes} | {key: float(line["bytes"]) for key, line in others.items()}
-        rounds = [stock and stock.rounds, *(float(line["rounds"]) for line in others.values())]
-        cells = {key: f"{gigabytes(size)} GB, {text(savings[key], 3, 'x')}" for key, size in sizes.items()}
+    """GB and rounds of stock SPU under three protocols; savings over the first row, printed and measured."""
+    table, lines, first = load("aero").tables[number], [], {}
+    others = [line for line in read_csv(results.root / PROTOCOLS) if line["table"] == number]
+    for row in table.rows:
+        stock = costs.row_costs(results, table, row.name).get(STOCK)
+        sizes = {} if stock is None else {"Cheetah": stock.bytes}
+        rounds = [] if stock is None else [stock.rounds]
+        for line in others:
+            if line["run"] == row.name:
+                sizes[line["protocol"]] = float(line["bytes"])
+                rounds.append(float(line["rounds"]))
+        first = first or sizes
+        savings = {name: text(first[name] / size if name in first else None, 3, "x") for name, size in sizes.items()}
+        printed = text(row.cells["savings_communication"].value, 3, "x")
+        cells = {name: f"{gigabytes(size)} GB, {savings[name]}" for name, size in sizes.items()}
         ordered = " / ".join(text(one, 3) for one in rounds)
-        lines.append({ROW: name, "saving, paper": text(savings["paper"], 3, "x"), **cells, "rounds": ordered})
+        lines.append({ROW: row.name, "saving, paper": printed, **cells, "rounds": ordered})
     return pd.DataFrame(lines)
 
 

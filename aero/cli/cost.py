@@ -160,8 +160,9 @@ def _pareto(chosen: argparse.Namespace, program: str, parameters: Parameters, ro
     from aero.report.results import load
     from aero.report.statistics import gate
 
-    results, parameters = load(root, chosen.scale), parameters.at_scale(chosen.scale)
-    found, without = points(results, parameters, chosen.model, chosen.context, program, chosen.extrapolate)
+    parameters.at_scale(chosen.scale)  # UserError if it is unknown
+    results = load(root, chosen.scale)
+    found, without = points(results, chosen.model, chosen.context, program, chosen.extrapolate)
     if found.empty:
         reasons = "; ".join(sorted(set(without.values()))) or "no run is of this family and context"
         raise UserError(f"nothing to draw for {chosen.model}, T={chosen.context}, scale {results.scale}: {reasons}")

@@ -17,6 +17,7 @@ from aero.report.costs import COST_TABLES, all_costs, audit, fits, parts, row_co
 from aero.report.papers import private_inference, private_tables
 from aero.report.papers.private_inference import with_front
 from aero.report.results import Results
+from aero.report.statistics import CONTROL
 from stages import docs
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -150,7 +151,7 @@ def test_generated_documents_are_current_and_stable(committed: Results):
 
 def test_the_explorer_compares_perplexity_within_one_setting(committed: Results):
     frame = appendix.explorer_rows(committed)
-    baselines = frame[frame["configuration"] == appendix.BASELINE]
+    baselines = frame[frame["configuration"] == CONTROL]
     assert (baselines[appendix.PERPLEXITY].dropna() == 0).all() and frame["model"].nunique() > 2
     assert not frame.duplicated(["configuration", "model", "program"]).any()
     optimised = frame[frame["program"] == "optimised"].set_index(["configuration", "model"])["GB"]

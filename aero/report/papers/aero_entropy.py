@@ -238,9 +238,9 @@ def temperature_lines(results: Results) -> list[dict[str, object]]:
     lowest and highest position and the share of positions below 0.
     """
     lines: list[dict[str, object]] = []
-    for name, entry in results.parameters["runs"].items():
-        if parse(entry["architecture"]).temperature:
-            common = {"run": name, "architecture": entry["architecture"], "scale": results.scale}
+    for name, entry in results.parameters.runs.items():
+        if parse(entry.architecture).temperature:
+            common = {"run": name, "architecture": entry.architecture, "scale": results.scale}
             seeds = results.seeds(name)
             lines += [common | {"seed": one.seed} | line for one in seeds for line in _temperatures(one)]
             if not seeds:

@@ -13,8 +13,6 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from aero.architecture import parse
-from aero.config import Parameters
-from aero.config import load as load_parameters
 from aero.published import PEERS, load
 from aero.records import read_csv
 from aero.report import costs, show
@@ -122,12 +120,13 @@ def published_minutes(results: Results) -> Figure:
 
 
 def points(
-    results: Results, parameters: Parameters, model: str, context: int, program: str, extrapolate: bool = False
+    results: Results, model: str, context: int, program: str, extrapolate: bool = False
 ) -> tuple[pd.DataFrame, dict[str, str]]:
     """The runs of a model family and context, as `with_front` gives them, and those left out with the reason.
 
     perplexity: mean over `seeds`; bytes, bytes_error: of a private pass at the published sizes.
     """
+    parameters = results.parameters
     operations = measured_operations(parameters.two_party.variant(), results.root)
     sizes = published_sizes(model, context)
     found, without = [], {}
@@ -163,9 +162,8 @@ def pareto(results: Results) -> Figure:
     """Runs of GPT-2 at T=128: perplexity at the report's scale against GB of the optimised program."""
     if results.file("two_party/ops.csv") is None:
         return show.not_measured()
-    parameters, compared = load_parameters(results.root / "params.yaml"), costs.compared_runs(results)
-    found, _ = points(results, parameters, "gpt2", 128, OPTIMISED)
-    usual = [name for name, run in compared.items() if not run.get("regularizer")]
+    found, _ = points(results, "gpt2", 128, OPTIMISED)
+    usual = [name for name, run in costs.compared_runs(results).items() if not run.regularizer]
     return draw_pareto(with_front(found[found["run"].isin(usual)]), "", results.scale)
 
 

@@ -22,7 +22,7 @@ from aero.report.papers import private_tables as tables
 from aero.report.results import load
 
 results = load()
-CURVES, ENTROPY = ([f"results/{results.scale}/{name}.jsonl"] for name in ("curves", "entropy"))
+ENTROPY = [f"results/{results.scale}/entropy.jsonl"]
 BENCH, ROBUSTNESS = "results/bench", "results/robustness"
 
 # %% [markdown]
@@ -91,7 +91,8 @@ show.table(
 #    [First table](#one-private-forward-pass-of-gpt-2-t-128)
 # 2. Which configuration gives the published bytes, and what if one choice changes?
 #    [The four best fits](#the-four-best-fits-and-the-best-with-one-choice-changed)
-# 3. How much of the saving is the baseline's GELU? [Saving in communication](#saving-in-communication)
+# 3. How much of the saving is the baseline's GELU?
+#    [Saving in communication](#aero-table-4-saving-in-communication)
 # 4. Are the published minutes possible on the published network?
 #    [Published minutes](#published-minutes-against-published-bytes)
 # 5. How far are private logits from PyTorch's? [Complete passes](#complete-passes-of-models-trained-here)
@@ -123,14 +124,6 @@ for short, title in show.PAPERS.items():
 
 # %% [markdown]
 # ## Further figures of attention entropy
-
-# %%
-show.figure(
-    aero_entropy.failures_over_training(results),
-    "Entropy of the layers of models that fail",
-    "First seed; mean over a layer's heads as a fraction of the causal bound.",
-    sources=CURVES,
-)
 
 # %%
 show.figure(
@@ -197,15 +190,6 @@ show.table(
     "In a clone with all outputs in place.",
     sources=[f"{BENCH}/pipeline.json"],
     command="python -m benchmarks.pipeline",
-)
-
-# %%
-show.figure(
-    appendix.growth_with_depth(results),
-    "A private pass by depth",
-    "Width 128, T=32. Crosses: the sum of its operations.",
-    sources=[f"{BENCH}/two_party_growth_layers.json"],
-    command="python -m benchmarks.two_party",
 )
 
 # %% [markdown]

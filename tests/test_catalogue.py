@@ -166,7 +166,7 @@ def compared_by_claims() -> dict[str, set[str]]:
     found: dict[str, set[str]] = {}
     for paper in ("aero", "entropy_guided", "entropy_landscape", "variance_sensitivity"):
         for claim in published.load(paper).claims:
-            for name in compared_runs(SimpleNamespace(parameters={"runs": PARAMETERS.runs}), claim):
+            for name in compared_runs(SimpleNamespace(parameters=PARAMETERS), claim):
                 found.setdefault(name, set()).add(claim.id)
     return found
 

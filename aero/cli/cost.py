@@ -160,9 +160,10 @@ def _pareto(chosen: argparse.Namespace, program: str, parameters: Parameters, ro
     from aero.report.results import load
     from aero.report.statistics import gate
 
-    results, parameters = load(root, chosen.scale), parameters.at_scale(chosen.scale)
-    found, without = points(results, parameters, chosen.model, chosen.context, program, chosen.extrapolate)
-    if not found:
+    parameters.at_scale(chosen.scale)  # UserError if it is unknown
+    results = load(root, chosen.scale)
+    found, without = points(results, chosen.model, chosen.context, program, chosen.extrapolate)
+    if found.empty:
         reasons = "; ".join(sorted(set(without.values()))) or "no run is of this family and context"
         raise UserError(f"nothing to draw for {chosen.model}, T={chosen.context}, scale {results.scale}: {reasons}")
     title = f"{chosen.model}, T={chosen.context}, program {program}"
@@ -172,11 +173,11 @@ def _pareto(chosen: argparse.Namespace, program: str, parameters: Parameters, ro
     write_together({out: drawn.getvalue()})
     if chosen.json:
         values = {"model": chosen.model, "context": chosen.context, "program": program, "scale": results.scale}
-        listed = [vars(point) | {"bytes_error": finite(point.bytes_error)} for point in found]
+        listed = [point | {"bytes_error": finite(point["bytes_error"])} for point in found.to_dict("records")]
         return json.dumps(values | {"figure": str(out), "points": listed, "left_out": without}, indent=1)
     lines = [f"{title}: perplexity at scale {results.scale}, bytes at the published sizes; {out}"]
-    width = max(len(point.run) for point in found)
-    for point in found:
+    width = found["run"].str.len().max()
+    for point in found.itertuples():
         seeds = f"{len(point.seeds)} seed{'s' if len(point.seeds) > 1 else ''}"
         front = "front" if point.front else ""
         line = f"{point.run:{width}}  {point.bytes / GB:8.3f} GB  {point.perplexity:8.3f}  {seeds:7}  {front}"

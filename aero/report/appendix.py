@@ -10,7 +10,6 @@ import json
 from collections import defaultdict
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
 
 import pandas as pd
 from matplotlib.figure import Figure
@@ -19,32 +18,26 @@ from aero.report import show
 from aero.report.costs import GB, MIB, PROGRAMS, compared_runs
 from aero.report.papers.private_tables import PROGRAM_NAMES, text
 from aero.report.results import Results
-from aero.report.statistics import change, evidence
+from aero.report.statistics import change, control, evidence
 
 # The explorer ---------------------------------------------------------------------------------------------------------
 
-BASELINE = "SM+LN+G"
 PERPLEXITY = "perplexity over SM+LN+G, %"
 AMOUNTS = ("GB", "WAN minutes", "LAN minutes", "computing minutes", "rounds", PERPLEXITY)
 
 
 def explorer_rows(results: Results) -> pd.DataFrame:
     """Every run with softmax attention and a composed cost, a line a program; perplexity as `evidence` has it."""
-    runs, lines, seen, trained = compared_runs(results), [], set(), evidence(results)
-    families = results.parameters.get("families") or {}
-    baselines = {
-        _setting(run, families): name
-        for name, run in reversed(runs.items())
-        if run["architecture"] == BASELINE and not run.get("regularizer")
-    }
-    for name, run in runs.items():
-        architecture = run["architecture"]
-        model, context, budget = setting = _setting(run, families)
-        if run.get("regularizer") or (setting, architecture) in seen:
+    lines, seen, trained = [], set(), evidence(results)
+    for name, run in compared_runs(results).items():
+        architecture, model, context = run.architecture, run.model, results.parameters.resolve(name).context
+        setting = (architecture, model, context, run.budget)
+        if run.regularizer or setting in seen:
             continue
-        seen.add((setting, architecture))
-        found = change(trained, name, baselines[setting]).estimate if setting in baselines else None
-        model_name = f"{model}, T={context}" + (f", {budget:g}x tokens" if budget != 1 else "")
+        seen.add(setting)
+        baseline = control(results, name)
+        found = change(trained, name, baseline).estimate if baseline else None
+        model_name = f"{model}, T={context}" + (f", {run.budget:g}x tokens" if run.budget != 1 else "")
         for program in PROGRAMS:
             if cost := results.cost(architecture, program, context, model):
                 minutes = (one and one / 60 for one in (cost.latency_wan, cost.latency_lan, cost.seconds))
@@ -52,12 +45,6 @@ def explorer_rows(results: Results) -> pd.DataFrame:
                 shown = (None if value is None else float(f"{value:.3g}") for value in amounts)
                 lines.append((architecture, model_name, PROGRAM_NAMES[program], *shown))
     return pd.DataFrame(lines, columns=["configuration", "model", "program", *AMOUNTS])
-
-
-def _setting(run: dict[str, Any], families: dict[str, Any]) -> tuple[str, int, float]:
-    model = run.get("model", "gpt2")
-    context = run.get("context") or families.get(model, {}).get("context", 128)
-    return model, context, float(run.get("budget", 1))
 
 
 def explorer_script() -> str:
@@ -164,29 +151,6 @@ def pipeline(results: Results) -> pd.DataFrame:
         for what, key in named.items()
         if key in found
     )  # fmt: skip
-
-
-def growth_with_depth(results: Results) -> Figure:
-    """GB and seconds of complete small private passes by number of layers, measured and composed."""
-    lines = results.json("bench/two_party_growth_layers.json").get("lines", ())
-    if not lines:
-        return show.not_measured()
-    figure, panels = show.subplots(1, 2, height=2.8)
-    colours = {"as_written": show.AS_WRITTEN, "tuned": show.TUNED}
-    for axes, key, unit, label in ((panels[0], "bytes", 1e6, "MB"), (panels[1], "seconds", 1, "seconds")):
-        for line in lines:
-            points, program = pd.DataFrame(line["points"]), line["program"]
-            dash = "-" if line["architecture"] == "SM+LN+G" else "--"
-            axes.plot(points["size"], points[key] / unit, dash, marker="o", markersize=5,
-                      color=colours.get(program, show.MUTED),
-                      label=f"{line['architecture']}, {PROGRAM_NAMES.get(program, program)}")  # fmt: skip
-            axes.plot(points["size"], points[f"composed_{key}"] / unit, "x", color=show.INK, markersize=5)
-        axes.set_xticks(points["size"])
-        axes.set(xlabel="layers", ylabel=label, ylim=(0, None))
-        axes.grid()
-    panels[1].plot([], [], "x", color=show.INK, markersize=5, label="sum of operations")
-    figure.legend(*panels[1].get_legend_handles_labels(), ncols=3, loc="outside upper center", frameon=False)
-    return figure
 
 
 def checkpoints(results: Results) -> pd.DataFrame:

@@ -109,9 +109,8 @@ def _group(claim: Claim) -> str:
 
 def compared_runs(results: Results, claim: Claim) -> tuple[str, ...]:
     """The runs of params.yaml that a claim compares."""
-    known = results.parameters.get("runs") or {}
     words = re.findall('"([^"]*)"', json.dumps(claim.quantity[1]))
-    return tuple(dict.fromkeys(word for word in words if word in known))
+    return tuple(dict.fromkeys(word for word in words if word in results.parameters.runs))
 
 
 def deciding_scale(results: Results, claim: Claim) -> tuple[str, list[str]]:

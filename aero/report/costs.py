@@ -12,13 +12,13 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
-from typing import Any
 
 from aero.architecture import parse
 from aero.flops import Count, Sizes, count
 from aero.published import Table, fact
 from aero.records import read_csv
 from aero.report.results import Cost, Results
+from aero.schema import RunParameters
 from aero.two_party.cost.network import Network, wire_bytes
 from aero.two_party.program.optimizations import AS_PUBLISHED
 
@@ -134,9 +134,9 @@ def fits(results: Results) -> dict[tuple[str, str], Fit]:
 
 def row_family(results: Results, table: Table, row: str) -> str:
     """Model family of the row's runs. Table 7's GPT-2, for example, has a vocabulary of its own."""
-    runs = results.parameters.get("runs") or {}
+    runs = results.parameters.runs
     named = [run for printed in table.rows if printed.name == row for run in printed.trained.values() if run in runs]
-    return str(runs[named[0]].get("model", "gpt2") if named else table.dimensions["model"])
+    return runs[named[0]].model if named else str(table.dimensions["model"])
 
 
 def row_costs(results: Results, table: Table, row: str) -> dict[str, Cost]:
@@ -235,8 +235,8 @@ def operation(path: Path, kind: str, shape: str) -> dict[str, float] | None:
 
 def network(results: Results, name: str) -> Network | None:
     """A network of params.yaml."""
-    found = results.parameters.get("two_party", {}).get("networks", {}).get(name)
-    return None if found is None else Network(found["bandwidth_mbit"], found["rtt_ms"])
+    found = results.parameters.two_party.networks.get(name)
+    return None if found is None else Network(found.bandwidth_mbit, found.rtt_ms)
 
 
 @dataclass(frozen=True)
@@ -265,14 +265,10 @@ def wan_minutes(results: Results, cost: Cost | None) -> Minutes | None:
     return Minutes(cost.seconds / 60, (cost.latency_wan - cost.seconds - waiting) / 60, waiting / 60)
 
 
-def compared_runs(results: Results) -> dict[str, dict[str, Any]]:
+def compared_runs(results: Results) -> dict[str, RunParameters]:
     """Runs with softmax attention and no change of the recipe, whose perplexity and cost can be compared."""
-    runs = results.parameters.get("runs") or {}
-    return {
-        name: run
-        for name, run in runs.items()
-        if not run.get("overrides") and parse(run["architecture"]).core == "softmax"
-    }
+    runs = results.parameters.runs.items()
+    return {name: run for name, run in runs if not run.overrides and parse(run.architecture).core == "softmax"}
 
 
 def parts(line: Mapping[str, str], quantity: str) -> dict[str, float]:

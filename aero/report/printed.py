@@ -281,7 +281,7 @@ def savings(results: Results, rows: dict[str, list[str]], quantity: str, program
         cost = costs.row_costs(results, table(of), row)[program]
         paths.append(f"{cost.path}, {program}, {cost.method}")
     if quantity == "latency_wan" and (wan := costs.network(results, "wan")):
-        paths.append(f"WAN {wan.bandwidth_mbit} Mbit/s, {wan.rtt_ms} ms")
+        paths.append(f"WAN {wan.bandwidth_mbit:g} Mbit/s, {wan.rtt_ms:g} ms")
     text = ", ".join(f"{name} {one.mean:.2f}×" for name, one in effects.items())
     return Measurement(text, PAPER_DIMENSIONS, "; ".join(dict.fromkeys(paths)), effects)
 

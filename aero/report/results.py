@@ -25,7 +25,7 @@ from numpy.typing import NDArray
 from aero.architecture import parse
 from aero.config import DEFAULT_SET, Parameters, TrainParameters
 from aero.config import load as load_parameters
-from aero.errors import UserError, cut, yaml_file
+from aero.errors import UserError, cut
 from aero.model import ModelConfig
 from aero.records import FILES, Training, read_csv, read_training, read_trainings
 from aero.training.catalogue import BOOKKEEPING, contradiction
@@ -166,7 +166,7 @@ class Results:
     runs: dict[tuple[str, str], tuple[Run, ...]]
     costs: Mapping[CostKey, Cost]
     problems: tuple[str, ...]
-    parameters: dict[str, Any]
+    parameters: Parameters
     fitted: Mapping[CostKey, Cost] = field(default_factory=dict)
 
     def seeds(self, run: str, scale: str | None = None) -> tuple[Run, ...]:
@@ -245,19 +245,17 @@ def load(root: Path | str | None = None, scale: str | None = None) -> Results:
     if root is None:
         return _load_once(find_root(), scale)
     root = Path(root)
-    parameters = yaml_file(root / "params.yaml")
-    problems: list[str] = []
+    parameters, problems = load_parameters(root / "params.yaml"), []
     planned = [run for run in _runs(root, problems) if _is_planned(run, parameters, problems)]
-    runs = _by_name(planned, load_parameters(root / "params.yaml"), problems)
+    runs = _by_name(planned, parameters, problems)
     present = {found for found, _ in runs}
     scale = scale or os.environ.get(SCALE_VARIABLE)
     if not scale:
-        active = parameters.get("scale")
-        scale = active if active in present else next((s for s in SCALES if s in present), active)
+        scale = next((one for one in (parameters.scale, *SCALES) if one in present), parameters.scale)
     measured = [f"{top}/two_party/{name}" for top in ("results", "runs") for name in ("all_rows.csv", "rows.csv")]
     costs = _costs(root, measured, problems)
     fitted = _costs(root, [str(FITTED.with_name("fitted_figure15_rows.csv")), str(FITTED)], problems)
-    return Results(root, str(scale), runs, costs, tuple(problems), parameters, fitted)
+    return Results(root, scale, runs, costs, tuple(problems), parameters, fitted)
 
 
 _load_once = cache(load)
@@ -276,13 +274,12 @@ def _runs(root: Path, problems: list[str]) -> Iterator[Run]:
             problems.append(str(error).removeprefix(f"{root}/"))
 
 
-def _is_planned(run: Run, parameters: Mapping[str, Any], problems: list[str]) -> bool:
+def _is_planned(run: Run, parameters: Parameters, problems: list[str]) -> bool:
     """Whether params.yaml has this training; one of another architecture or a foreign seed is added to `problems`."""
-    stated = (parameters.get("runs") or {}).get(run.name)
-    seeds = [*parameters.get("seeds", ()), *parameters.get("more_seeds", ())]
-    if stated is not None and str(parse(stated["architecture"])) != run.architecture:
-        fault = f"architecture {run.architecture}, in params.yaml it is {stated['architecture']}"
-    elif seeds and run.seed not in seeds:
+    stated, seeds = parameters.runs.get(run.name), (*parameters.seeds, *parameters.more_seeds)
+    if stated is not None and str(parse(stated.architecture)) != run.architecture:
+        fault = f"architecture {run.architecture}, in params.yaml it is {stated.architecture}"
+    elif run.seed not in seeds:
         fault = f"a seed that is not in params.yaml ({', '.join(map(str, seeds))})"
     else:
         return True

@@ -11,12 +11,10 @@ from __future__ import annotations
 import io
 import math
 import re
-from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import jinja2
-import numpy as np
 import pandas as pd
 from markupsafe import escape
 from matplotlib import rcParams
@@ -24,7 +22,6 @@ from matplotlib.axes import Axes
 from matplotlib.axis import Axis
 from matplotlib.figure import Figure
 from matplotlib.ticker import LogFormatter, LogLocator
-from scipy.optimize import isotonic_regression
 
 PAPERS = {
     "aero": "AERO",
@@ -129,15 +126,6 @@ def svg(figure: Figure, title: str) -> str:
     text = re.sub(r' clip-path="[^"]*"(?= style="fill: (#\w+); stroke: \1")', "", text)  # cells of a map
     text = re.sub(r"\s+", " ", text).replace("> <", "><")
     return text.replace("<svg ", f'<svg role="img" aria-label="{escape(title)}" stroke-linejoin="round" ', 1)
-
-
-def spread(positions: Sequence[float], gap: float) -> list[float]:
-    """The positions moved apart, in their order, until neighbours are `gap` from each other, for labels of lines."""
-    order = np.argsort(positions, kind="stable")
-    steps = gap * np.arange(len(order))
-    placed = np.empty(len(order))
-    placed[order] = isotonic_regression(np.array(positions)[order] - steps).x + steps  # least squares
-    return placed.tolist()
 
 
 def no_data(axes: Axes, text: str) -> None:

@@ -140,14 +140,11 @@ def trained(results: Results, run: str) -> dict[int, float]:
 
 def control(results: Results, run: str) -> str | None:
     """The run that a run's verdicts rest on: SM+LN+G with the same model, context and budget."""
-    runs: dict[str, dict[str, Any]] = results.parameters.get("runs") or {}
-
-    def settings(name: str) -> tuple[object, ...]:
-        return tuple(runs[name].get(key) for key in ("model", "context", "budget"))
-
-    same = [n for n, values in runs.items() if values["architecture"] == CONTROL and settings(n) == settings(run)]
-    wanted = runs[run].get("overrides")
-    return next((name for name in same if runs[name].get("overrides") == wanted), same[0] if same else None)
+    runs = results.parameters.runs
+    own = runs[run]
+    wanted = (CONTROL, own.model, own.context, own.budget)
+    same = [name for name, one in runs.items() if (one.architecture, one.model, one.context, one.budget) == wanted]
+    return next((name for name in same if runs[name].overrides == own.overrides), same[0] if same else None)
 
 
 def gate(results: Results, run: str) -> str:

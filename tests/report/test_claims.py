@@ -7,15 +7,14 @@ import io
 import math
 import re
 from collections.abc import Sequence
-from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
 import pytest
-import yaml
 
+from aero import config
 from aero.published import known_papers, load
 from aero.report import claims, verdicts
 from aero.report.papers import private_tables
@@ -24,7 +23,7 @@ from benchmarks import generation
 from benchmarks.timing import write_lines
 
 ROOT = Path(__file__).resolve().parents[2]
-RUNS = yaml.safe_load((ROOT / "params.yaml").read_text(encoding="utf-8"))["runs"]
+PARAMETERS = config.load(ROOT / "params.yaml")
 CLAIMS = {claim.id: claim for short in known_papers() for claim in load(short).claims}
 SEEDS = (1337, 1338, 1339)
 BOUND = math.lgamma(65) / 64
@@ -45,7 +44,7 @@ def results(*runs: Run, scale: str = "desk", root: Path = ROOT / "none", **parts
         key = one.scale, one.name
         by_name[key] = (*by_name.get(key, ()), one)
     empty = {"costs": {}, "problems": ()}
-    return Results(root=root, scale=scale, runs=by_name, parameters={"runs": RUNS}, **empty | parts)
+    return Results(root=root, scale=scale, runs=by_name, parameters=PARAMETERS, **empty | parts)
 
 
 def perplexities(**ratios: Sequence[float | None]) -> Results:
@@ -362,8 +361,9 @@ def test_what_a_token_of_a_verifying_pass_takes(tmp_path: Path) -> None:
     one = {"run": "m", "cached": 1, "past": 8, "rows": 1, "bytes": 12.5e6, "seconds": 2, "rounds": 25}
     four = one | {"rows": 4, "bytes": 25e6, "seconds": 4, "rounds": 50, "tokens_per_pass": 2}
     write_lines(tmp_path / "results/two_party/generation.csv", generation.COLUMNS, [one, four])
-    wan = {"two_party": {"networks": {"wan": {"bandwidth_mbit": 100, "rtt_ms": 80}}}}
-    table = private_tables.verified_passes(replace(results(root=tmp_path), parameters=wan))
+    wan = PARAMETERS.two_party.networks["wan"]
+    assert (wan.bandwidth_mbit, wan.rtt_ms) == (100, 80)
+    table = private_tables.verified_passes(results(root=tmp_path))
     assert list(table["WAN s per token"]) == ["5.00", "5.00"] and list(table["new tokens per pass"]) == ["1.00", "2.00"]
 
 

@@ -15,8 +15,9 @@ from aero.records import read_csv
 from aero.report import appendix, show
 from aero.report.costs import COST_TABLES, all_costs, audit, fits, parts, row_costs, saving, wan_minutes
 from aero.report.papers import private_inference, private_tables
-from aero.report.papers.private_inference import Point, with_front
+from aero.report.papers.private_inference import with_front
 from aero.report.results import Results
+from aero.report.statistics import CONTROL
 from stages import docs
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -47,10 +48,7 @@ FIGURES = [
     *(partial(private_inference.by_part, quantity=quantity) for quantity in ("bytes", "seconds")),
     private_inference.minutes_by_part,
     private_inference.published_minutes,
-    private_inference.savings_by_program,
-    private_inference.fit_residuals,
     private_inference.pareto,
-    appendix.growth_with_depth,
     appendix.server,
 ]
 
@@ -126,10 +124,11 @@ def test_parts_add_up(committed: Results):
 
 
 def test_the_front_is_what_no_other_point_beats_in_both():
-    points = [Point(f"{b} {p}", "SM", p, (1,), b, 0.0) for b, p in ((3, 5), (1, 9), (2, 7), (2, 8), (4, 6), (3, 5))]
+    points = pd.DataFrame([(3, 5), (1, 9), (2, 7), (2, 8), (4, 6), (3, 5)], columns=["bytes", "perplexity"])
     found = with_front(points)
-    assert [point.bytes for point in found] == sorted(point.bytes for point in points)
-    assert [(point.bytes, point.perplexity) for point in found if point.front] == [(1, 9), (2, 7), (3, 5)]
+    assert found["bytes"].tolist() == sorted(points["bytes"])
+    front = found[found["front"]]
+    assert list(zip(front["bytes"], front["perplexity"], strict=True)) == [(1, 9), (2, 7), (3, 5)]
 
 
 @pytest.mark.parametrize(
@@ -152,7 +151,7 @@ def test_generated_documents_are_current_and_stable(committed: Results):
 
 def test_the_explorer_compares_perplexity_within_one_setting(committed: Results):
     frame = appendix.explorer_rows(committed)
-    baselines = frame[frame["configuration"] == appendix.BASELINE]
+    baselines = frame[frame["configuration"] == CONTROL]
     assert (baselines[appendix.PERPLEXITY].dropna() == 0).all() and frame["model"].nunique() > 2
     assert not frame.duplicated(["configuration", "model", "program"]).any()
     optimised = frame[frame["program"] == "optimised"].set_index(["configuration", "model"])["GB"]

@@ -133,8 +133,3 @@ def test_a_table_shows_three_significant_digits() -> None:
     frame = pd.DataFrame({"value": [0.123456, 12345.6, None]}, index=pd.Index(["a", "b", "c"], name="row"))
     cells = re.findall(r"<td>(.*?)</td>", show.table(frame, "T", "C"))
     assert cells == ["a", "0.123", "b", "12,346", "c", "–"]
-
-
-def test_labels_are_moved_apart_in_their_order() -> None:
-    placed = show.spread([1.0, 1.1, 5.0], 1.0)
-    assert placed[1] - placed[0] == pytest.approx(1.0) and placed[2] == 5.0

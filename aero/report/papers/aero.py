@@ -189,12 +189,12 @@ def papers_width(results: Results) -> pd.DataFrame:
     printed = {row.name: row.cells["ppl"].text for table in "42" for row in tables[table].rows}
     return pd.DataFrame(
         {
-            "configuration": run["architecture"],
+            "configuration": run.architecture,
             "perplexity": text(one.perplexity),
             "diverged at step": f"{one.diverged_at} of {one.metrics['train']['steps']:,}" if one.diverged else "–",
-            "published perplexity": printed.get(run["architecture"]) or "–",
+            "published perplexity": printed.get(run.architecture) or "–",
         }
-        for name, run in results.parameters["runs"].items()
+        for name, run in results.parameters.runs.items()
         for one in results.at("gpu").seeds(name)
     )
 
@@ -235,7 +235,7 @@ def learning_rates(results: Results) -> pd.DataFrame:
 def against_ngrams(results: Results) -> Figure:
     """Perplexity of scale desk's runs, mean and range over seeds, and of n-gram models counted on as many tokens."""
     desk = results.at("desk")
-    names = [one for one in results.parameters["runs"] if desk.perplexity(one)]
+    names = [one for one in results.parameters.runs if desk.perplexity(one)]
     if not names:
         return show.not_measured()
     figure, axes = show.subplots(height=0.85 + 0.132 * max(len(names), 4))

@@ -16,7 +16,6 @@ from matplotlib.colors import LinearSegmentedColormap, LogNorm, Normalize
 from matplotlib.figure import Figure
 
 from aero.architecture import parse
-from aero.entropy import causal_bound
 from aero.published import load
 from aero.records import read_csv
 from aero.report import statistics
@@ -191,25 +190,6 @@ def _failure(run: Run) -> str:
     return "none"
 
 
-def failures_over_training(results: Results) -> Figure:
-    """Entropy of each layer as a fraction of the causal bound, over training, of the runs that fail in AERO."""
-    figure, grid = subplots(1, len(FAILURES), height=1.7, sharey=True)
-    look = {"cmap": ENTROPY, "norm": Normalize(0, 1), "edgecolors": "face"}
-    for panel, run in zip(grid, FAILURES, strict=True):
-        panel.set_title(notation(results, run))
-        entropy = panels.logged(results, run, "entropy")
-        if entropy.empty:
-            no_data(panel, "not measured")
-            continue
-        values = entropy.to_numpy().T / causal_bound(int(results.first(run).metrics["context"]))
-        panel.pcolormesh([0, *entropy.index], np.arange(len(values) + 1) + 0.5, values, **look)
-        panel.set_yticks(panels.layer_ticks(len(values)))
-        panel.set_xlabel("training step")
-    grid[0].set_ylabel("layer")
-    figure.colorbar(ScalarMappable(look["norm"], ENTROPY), ax=grid, label="entropy / causal bound", pad=0.01)
-    return figure
-
-
 def by_position(results: Results) -> Figure:
     """Mean entropy at each query position i, one line a layer, against its bound log i (dotted)."""
     figure, grid = subplots(1, len(POSITION_RUNS), height=1.7, sharey=True)
@@ -258,9 +238,9 @@ def temperature_lines(results: Results) -> list[dict[str, object]]:
     lowest and highest position and the share of positions below 0.
     """
     lines: list[dict[str, object]] = []
-    for name, entry in results.parameters["runs"].items():
-        if parse(entry["architecture"]).temperature:
-            common = {"run": name, "architecture": entry["architecture"], "scale": results.scale}
+    for name, entry in results.parameters.runs.items():
+        if parse(entry.architecture).temperature:
+            common = {"run": name, "architecture": entry.architecture, "scale": results.scale}
             seeds = results.seeds(name)
             lines += [common | {"seed": one.seed} | line for one in seeds for line in _temperatures(one)]
             if not seeds:

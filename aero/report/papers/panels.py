@@ -46,9 +46,10 @@ MAXIMA = {"observed": "observed maximum", "causal_bound": "causal bound ln(T!)/T
 
 def notation(results: Results, run: str) -> str:
     """Architecture of a run in the papers' notation, and its margin where it is not the usual one."""
-    entry = results.parameters["runs"].get(run, {})
-    gamma = (entry.get("regularizer") or {}).get("gamma")
-    return entry.get("architecture", run) + (f", γ = {gamma:.2f}" if gamma is not None else "")
+    if (known := results.parameters.runs.get(run)) is None:
+        return run
+    gamma = known.regularizer.get("gamma")
+    return known.architecture + (f", γ = {gamma:.2f}" if gamma is not None else "")
 
 
 def titles(results: Results, runs: Runs) -> Mapping[str, str]:

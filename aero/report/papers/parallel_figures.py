@@ -5,7 +5,6 @@ from __future__ import annotations
 import functools
 import itertools
 import textwrap
-from dataclasses import replace
 from pathlib import Path
 from statistics import fmean
 
@@ -22,7 +21,6 @@ from aero.report.papers.panels import heads, line_legend
 from aero.report.papers.parallel_context import KINDS, METHODS, TITLES, Measured, Setting
 from aero.report.results import Results
 from aero.report.show import GRID, INK, MUTED, not_measured, subplots
-from aero.report.statistics import Estimate
 from aero.report.tables import COLUMNS, NOT_COMPARABLE, csv_line
 
 # Tables ---------------------------------------------------------------------------------------------------------------
@@ -86,18 +84,25 @@ def _cell(model: Measured, task: str, setting: Setting) -> str:
 
 
 def table_methods(model: Measured | None) -> pd.DataFrame:
-    """Performance with every remedy, the oracles and the adaptive K at the largest P of each task."""
+    """Performance with every remedy, the oracles, other K, and the adaptive K with its mean over questions and layers;
+    at the largest P of each task."""
     columns = {}
     for task in model.tasks if model else ():
         p = max(model.segments(task))
         settings = {"full attention": model.setting(task, 1)}
         settings |= {words: model.setting(task, p, method) for method, words in METHODS.items()}
         settings |= {f"sink: {name}": Setting(p, sink=name) for name in model.sinks[1:]}
-        for mass in sorted({setting.mass for _, setting in model.rows if setting.mass}):
-            chosen = model.setting(task, p, "select", top_k=None, mass=mass)
-            settings[f"selective, {mass:.0%} of the scores"] = chosen
+        for top_k in sorted({setting.top_k for _, setting in model.rows if setting.top_k} - {model.selection["top_k"]}):
+            settings[f"selective, K = {top_k}"] = model.setting(task, p, "select", top_k=top_k)
+        masses = sorted({setting.mass for _, setting in model.rows if setting.mass})
+        adaptive = {f"selective, {mass:.0%} of the scores": mass for mass in masses}
+        for words, mass in adaptive.items():
+            settings[words] = model.setting(task, p, "select", top_k=None, mass=mass)
         settings |= {f"{which} of full attention": Setting(p, oracle=which) for which in ("keys", "values")}
         cells = {words: _cell(model, task, setting) for words, setting in settings.items()}
+        for words in adaptive:
+            if rows := model.rows.get((task, settings[words])):
+                cells[words] += f", K = {fmean(row['kept'] for row in rows):.1f}"
         columns[f"{TITLES[task]}, P = {p}"] = cells
     return pd.DataFrame(columns).rename_axis("encoding").reset_index()
 
@@ -248,36 +253,6 @@ def figure_layers(results: Results) -> Figure:
         panels[0, 0].plot(depths, gpt2.mean(axis=1), **styles["GPT-2 (SM+LN+G)"])
     line_legend(figure, styles, "lower center")
     return figure
-
-
-def figure_selection(results: Results) -> Figure:
-    """Performance at the largest P by the number of segments kept: a fixed K against the share of scores."""
-    model = parallel.measured(results)
-    tasks = [task for task in model.tasks if len(_kept(model, task)) > 1] if model else []
-    if not tasks:
-        return not_measured()
-    figure, panels = subplots(1, len(tasks), height=2.4, squeeze=False)
-    for axes, task in zip(panels[0], tasks, strict=True):
-        for adaptive, colour, marker in ((False, COLOURS["select"], "^"), (True, COLOURS["both"], "D")):
-            points = sorted((kept, found.mean) for kept, found, own in _kept(model, task) if own == adaptive)
-            axes.plot([x for x, _ in points], [y for _, y in points], color=colour, marker=marker, markersize=4)
-        axes.set(title=TITLES[task], xlabel="segments kept", xscale="log")
-        axes.grid(color=GRID)
-    panels[0][0].set_ylabel("perplexity or % right")
-    styles = {"fixed K": {"color": COLOURS["select"], "marker": "^"}}
-    styles["share of the scores"] = {"color": COLOURS["both"], "marker": "D"}
-    line_legend(figure, styles, "lower center")
-    return figure
-
-
-def _kept(model: Measured, task: str) -> list[tuple[float, Estimate, bool]]:
-    """Mean number of kept segments, score, and whether it is adaptive, at the largest P with the task's aggregation."""
-    usual = model.setting(task, max(model.segments(task)), "select")
-    return [
-        (fmean(row["kept"] for row in rows), parallel.score(model, task, setting), setting.mass is not None)
-        for (name, setting), rows in model.rows.items()
-        if name == task and replace(setting, top_k=usual.top_k, mass=None) == usual
-    ]
 
 
 def _legend(figure: Figure) -> None:

@@ -1,11 +1,10 @@
-"""Figures of what private inference costs: bytes and minutes by part, the published minutes, savings, Pareto front;
+"""Figures of what private inference costs: bytes and minutes by part, the published minutes, Pareto front;
 tables of the same under SPU's other protocols, and of other systems."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 import numpy as np
@@ -14,14 +13,13 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from aero.architecture import parse
-from aero.config import Parameters
-from aero.config import load as load_parameters
 from aero.published import PEERS, load
 from aero.records import read_csv
 from aero.report import costs, show
 from aero.report.costs import COST_TABLES, GB, OPTIMISED, PROGRAMS, STOCK
 from aero.report.papers.private_tables import HEADLINE, OUTSIDE, PROGRAM_NAMES, ROW, gigabytes, text
 from aero.report.results import Results
+from aero.report.statistics import CONTROL
 from aero.two_party.cost.composition import estimate
 from aero.two_party.cost.cost_model import measured_operations
 from aero.two_party.cost.counts import published_sizes
@@ -121,70 +119,14 @@ def published_minutes(results: Results) -> Figure:
     return figure
 
 
-SAVINGS_ROWS = ("SM+LN+R", "SM+ScFFN", "SM+ScFuFFN", "SM+ScFuFFNi_6", "EReg(SM(t)+ScFuFFNi_6)")
-
-
-def savings_by_program(results: Results) -> Figure:
-    """Saving in GB over SM+LN+G at T=128: published, reproduced, stock SPU, with a cheap GELU, optimised."""
-    table, fitted = load("aero").tables["4"], costs.fits(results)
-    base = fitted.get(("4", table.rows[0].name))
-    figure, axes = show.subplots(height=2.6, layout=None)
-    for place, name in enumerate(SAVINGS_ROWS):
-        found, fit = costs.audit(results, table, name, "bytes"), fitted.get(("4", name))
-        reproduced = base.gigabytes / fit.gigabytes if base and fit else None
-        for label, value, marker, colour in (
-            ("paper", table.value(name, "savings_communication"), "D", show.PUBLISHED),
-            ("reproduced", reproduced, "v", show.AS_PUBLISHED),
-            ("stock SPU", found.as_written, "o", show.AS_WRITTEN),
-            ("stock SPU, cheap GELU in the baseline", found.one_gelu, "^", "#cc79a7"),
-            ("optimised", found.tuned, "s", show.TUNED),
-        ):
-            if value is not None:
-                axes.plot([value], [place], marker, color=colour, markersize=6.5, markeredgecolor=show.INK,
-                          markeredgewidth=0.4, label=label if place == 0 else None)  # fmt: skip
-    axes.axvline(1, color=show.INK, linewidth=0.8)
-    axes.set_yticks(range(len(SAVINGS_ROWS)), SAVINGS_ROWS)
-    axes.tick_params(axis="y", length=0)
-    axes.set(ylim=(len(SAVINGS_ROWS) - 0.5, -0.5), xlim=(0, None))
-    axes.set_xlabel("times fewer bytes than SM+LN+G in the same program")
-    axes.grid()
-    axes.legend(ncols=5, loc="lower left", bbox_to_anchor=(-0.27, 1), frameon=False, columnspacing=0.8,
-                handletextpad=0.2)  # fmt: skip
-    return figure
-
-
-def fit_residuals(results: Results) -> Figure:
-    """Relative difference of the reproduced from the published GB, all rows of Tables 4-7."""
-    fitted = costs.fits(results)
-    figure, axes = show.subplots(height=1.5, layout=None)
-    for place, number in enumerate(COST_TABLES):
-        values = [fit.residual_percent for (which, _), fit in fitted.items() if which == number]
-        axes.plot(values, [place] * len(values), "o", color=show.AS_WRITTEN, alpha=0.5, markersize=6,
-                  markeredgewidth=0)  # fmt: skip
-    axes.axvline(0, color=show.INK, linewidth=0.8)
-    axes.set_yticks(range(4), [f"Table {number}" for number in COST_TABLES])
-    axes.set(ylim=(3.5, -0.5), xlim=(-2, 2), xlabel="reproduced minus published GB, %")
-    axes.grid(axis="x")
-    return figure
-
-
-@dataclass(frozen=True)
-class Point:
-    """A run: mean evaluation perplexity over `seeds`, and the bytes of a private pass at the published sizes."""
-
-    run: str
-    architecture: str
-    perplexity: float
-    seeds: tuple[int, ...]
-    bytes: float
-    bytes_error: float
-    front: bool = False
-
-
 def points(
-    results: Results, parameters: Parameters, model: str, context: int, program: str, extrapolate: bool = False
-) -> tuple[list[Point], dict[str, str]]:
-    """The runs of a model family and context, cheapest first, and those left out with the reason."""
+    results: Results, model: str, context: int, program: str, extrapolate: bool = False
+) -> tuple[pd.DataFrame, dict[str, str]]:
+    """The runs of a model family and context, as `with_front` gives them, and those left out with the reason.
+
+    perplexity: mean over `seeds`; bytes, bytes_error: of a private pass at the published sizes.
+    """
+    parameters = results.parameters
     operations = measured_operations(parameters.two_party.variant(), results.root)
     sizes = published_sizes(model, context)
     found, without = [], {}
@@ -204,47 +146,48 @@ def points(
             without[name] = str(error)
             continue
         mean = sum(by_seed.values()) / len(by_seed)
-        found.append(Point(name, cost.architecture, mean, tuple(by_seed), cost.bytes, cost.bytes_error))
-    return with_front(found), without
+        found.append((name, cost.architecture, mean, tuple(by_seed), cost.bytes, cost.bytes_error))
+    columns = ["run", "architecture", "perplexity", "seeds", "bytes", "bytes_error"]
+    return with_front(pd.DataFrame(found, columns=columns)), without
 
 
-def with_front(found: Iterable[Point]) -> list[Point]:
+def with_front(found: pd.DataFrame) -> pd.DataFrame:
     """Points, cheapest first; `front` marks those that no other point beats in bytes and perplexity."""
-    marked, least = [], math.inf
-    for point in sorted(found, key=lambda one: (one.bytes, one.perplexity)):
-        marked.append(replace(point, front=point.perplexity < least))
-        least = min(least, point.perplexity)
-    return marked
+    found = found.sort_values(["bytes", "perplexity"], ignore_index=True)
+    least_so_far = found["perplexity"].astype(float).cummin()
+    return found.assign(front=least_so_far < least_so_far.shift(fill_value=math.inf))
 
 
 def pareto(results: Results) -> Figure:
     """Runs of GPT-2 at T=128: perplexity at the report's scale against GB of the optimised program."""
     if results.file("two_party/ops.csv") is None:
         return show.not_measured()
-    parameters, compared = load_parameters(results.root / "params.yaml"), costs.compared_runs(results)
-    found, _ = points(results, parameters, "gpt2", 128, OPTIMISED)
-    usual = [one for one in found if one.run in compared and not compared[one.run].get("regularizer")]
-    return draw_pareto(with_front(usual), "", results.scale)
+    found, _ = points(results, "gpt2", 128, OPTIMISED)
+    usual = [name for name, run in costs.compared_runs(results).items() if not run.regularizer]
+    return draw_pareto(with_front(found[found["run"].isin(usual)]), "", results.scale)
 
 
-def draw_pareto(found: Sequence[Point], title: str, scale: str) -> Figure:
-    """Perplexity against GB, both in logarithms; the front is a line through larger, named points."""
-    if not found:
+def draw_pareto(found: pd.DataFrame, title: str, scale: str) -> Figure:
+    """Perplexity against GB, both in logarithms; the front is a line. Named: the points of the front, and SM+LN+G."""
+    if found.empty:
         return show.not_measured()
     figure, axes = show.subplots(height=3.3, layout=None)
-    front = [point for point in found if point.front]
-    rest = [point for point in found if not point.front]
-    axes.step([p.bytes / GB for p in front], [p.perplexity for p in front], where="post", color=show.TUNED)
+    front, rest = found[found["front"]], found[~found["front"]]
+    axes.step(front["bytes"] / GB, front["perplexity"], where="post", color=show.TUNED)
     for some, colour, size in ((rest, show.AS_WRITTEN, 18), (front, show.TUNED, 36)):
-        axes.scatter([p.bytes / GB for p in some], [p.perplexity for p in some], s=size, color=colour,
+        axes.scatter(some["bytes"] / GB, some["perplexity"], s=size, color=colour,
                      edgecolor=show.PAPER, linewidth=0.6, zorder=3)  # fmt: skip
+    for point in found[found["front"] | (found["architecture"] == CONTROL)].itertuples():
+        # No point lies below and to the left of the front.
+        axes.annotate(point.architecture, (point.bytes / GB, point.perplexity), xytext=(-5, 1), ha="right",
+                      textcoords="offset points", va="top")  # fmt: skip
     axes.set(xscale="log", yscale="log", title=title)
     axes.set_xlabel("communication of one private forward pass, GB (both directions)")
     axes.set_ylabel(f"evaluation perplexity, scale {scale}")
     axes.grid()
     axes.margins(x=0.12, y=0.08)
+    axes.set_xlim(left=found["bytes"].min() / GB / 2.6)
     _ticks(axes, [digit * 10.0**power for power in range(-1, 4) for digit in (1, 1.5, 2, 3, 4, 5, 6, 8)])
-    _label(axes, [*front, *rest])
     return figure
 
 
@@ -257,66 +200,27 @@ def _ticks(axes: Axes, values: Sequence[float]) -> None:
         axis.set_ticks([], minor=True)
 
 
-def _label(axes: Axes, found: Sequence[Point]) -> None:
-    """Name each architecture once: the cheapest column of points on its left, the others on their right."""
-    first = {point.architecture: point for point in reversed(found)}
-    columns: dict[float, list[Point]] = {}
-    for point in sorted(first.values(), key=lambda one: one.bytes):
-        key = next((at for at in columns if point.bytes / at < 1.35), point.bytes)
-        columns.setdefault(key, []).append(point)
-    axes.set_xlim(left=min(columns) / GB / 2.6)
-    for number, group in enumerate(columns.values()):
-        group.sort(key=lambda one: one.perplexity)
-        heights = [axes.transData.transform((1, one.perplexity))[1] for one in group]
-        spread = show.spread(heights, 10.5 * axes.figure.dpi / 72)
-        side = min(p.bytes for p in group) / 1.05 if number == 0 else max(p.bytes for p in group) * 1.03
-        for point, height in zip(group, spread, strict=True):
-            place = side / GB, axes.transData.inverted().transform((0, height))[1]
-            axes.annotate(point.architecture, (point.bytes / GB, point.perplexity), xytext=place,
-                          va="bottom" if point.front and number else "center",  # beside the line, not on it
-                          ha="right" if number == 0 else "left",
-                          color=show.INK if point.front else show.MUTED,
-                          arrowprops={"arrowstyle": "-", "color": show.MUTED, "linewidth": 0.5})  # fmt: skip
-
-
 PROTOCOLS = Path("results/two_party/protocols.csv")
 
 
-def savings_by_protocol(results: Results, number: str) -> dict[str, dict[str, float | None]]:
-    """Savings in bytes over the first row of a table, by row: "paper", and stock SPU under each protocol."""
-    table, found = load("aero").tables[number], {}
-    base = _other_protocols(results, number, table.rows[0].name)
-    for row in table.rows:
-        cheetah = costs.saving(results, table, row.name, STOCK, "bytes")
-        others = _other_protocols(results, number, row.name).items()
-        found[row.name] = {"paper": row.cells["savings_communication"].value, "Cheetah": cheetah} | {
-            protocol: float(base[protocol]["bytes"]) / float(line["bytes"]) for protocol, line in others
-        }
-    return found
-
-
-def _other_protocols(results: Results, number: str, row: str) -> dict[str, dict[str, str]]:
-    """Lines of protocols.csv of a row of a table, by protocol."""
-    lines = read_csv(results.root / PROTOCOLS)
-    return {line["protocol"]: line for line in lines if (line["table"], line["run"]) == (number, row)}
-
-
-def largest_saving(results: Results, number: str) -> dict[str, float | None]:
-    """`savings_by_protocol` of the row with the largest printed saving."""
-    return max(savings_by_protocol(results, number).values(), key=lambda found: found["paper"] or 0.0)
-
-
 def protocols(results: Results, number: str) -> pd.DataFrame:
-    """GB of stock SPU under three protocols, with the saving over the first row, beside the printed saving."""
-    table, lines = load("aero").tables[number], []
-    for name, savings in savings_by_protocol(results, number).items():
-        stock = costs.row_costs(results, table, name).get(STOCK)
-        others = _other_protocols(results, number, name)
-        sizes = {"Cheetah": stock and stock.bytes} | {key: float(line["bytes"]) for key, line in others.items()}
-        rounds = [stock and stock.rounds, *(float(line["rounds"]) for line in others.values())]
-        cells = {key: f"{gigabytes(size)} GB, {text(savings[key], 3, 'x')}" for key, size in sizes.items()}
+    """GB and rounds of stock SPU under three protocols; savings over the first row, printed and measured."""
+    table, lines, first = load("aero").tables[number], [], {}
+    others = [line for line in read_csv(results.root / PROTOCOLS) if line["table"] == number]
+    for row in table.rows:
+        stock = costs.row_costs(results, table, row.name).get(STOCK)
+        sizes = {} if stock is None else {"Cheetah": stock.bytes}
+        rounds = [] if stock is None else [stock.rounds]
+        for line in others:
+            if line["run"] == row.name:
+                sizes[line["protocol"]] = float(line["bytes"])
+                rounds.append(float(line["rounds"]))
+        first = first or sizes
+        savings = {name: text(first[name] / size if name in first else None, 3, "x") for name, size in sizes.items()}
+        printed = text(row.cells["savings_communication"].value, 3, "x")
+        cells = {name: f"{gigabytes(size)} GB, {savings[name]}" for name, size in sizes.items()}
         ordered = " / ".join(text(one, 3) for one in rounds)
-        lines.append({ROW: name, "saving, paper": text(savings["paper"], 3, "x"), **cells, "rounds": ordered})
+        lines.append({ROW: row.name, "saving, paper": printed, **cells, "rounds": ordered})
     return pd.DataFrame(lines)
 
 

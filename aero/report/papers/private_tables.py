@@ -153,9 +153,9 @@ def minutes(results: Results, number: str) -> pd.DataFrame:
 def figure_15(results: Results) -> pd.DataFrame:
     """GB and WAN minutes of Figure 15's architectures (Pythia-70M, T=256), whose printed values are lost."""
     lines = []
-    for run in results.parameters["runs"].values():
-        if costs.FIGURE_15 in run.get("figures", ()):
-            name, context, model = run["architecture"], run.get("context", 128), run.get("model", "gpt2")
+    for run, entry in results.parameters.runs.items():
+        if costs.FIGURE_15 in entry.figures:
+            name, context, model = entry.architecture, results.parameters.resolve(run).context, entry.model
             fitted = results.fitted.get((name, model, context, AS_PUBLISHED))
             by_program = {program: results.cost(name, program, context, model) for program in PROGRAMS}
             line = {ROW: name}

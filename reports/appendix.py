@@ -192,6 +192,15 @@ show.table(
     command="python -m benchmarks.pipeline",
 )
 
+# %%
+show.figure(
+    appendix.growth_with_depth(results),
+    "A private pass by depth",
+    "Width 128, T=32. Crosses: the sum of its operations.",
+    sources=[f"{BENCH}/two_party_growth_layers.json"],
+    command="python -m benchmarks.two_party",
+)
+
 # %% [markdown]
 # ## Robustness
 

@@ -153,6 +153,29 @@ def pipeline(results: Results) -> pd.DataFrame:
     )  # fmt: skip
 
 
+def growth_with_depth(results: Results) -> Figure:
+    """GB and seconds of complete small private passes by number of layers, measured and composed."""
+    lines = results.json("bench/two_party_growth_layers.json").get("lines", ())
+    if not lines:
+        return show.not_measured()
+    figure, panels = show.subplots(1, 2, height=2.8)
+    colours = {"as_written": show.AS_WRITTEN, "tuned": show.TUNED}
+    for axes, key, unit, label in ((panels[0], "bytes", 1e6, "MB"), (panels[1], "seconds", 1, "seconds")):
+        for line in lines:
+            points, program = pd.DataFrame(line["points"]), line["program"]
+            dash = "-" if line["architecture"] == "SM+LN+G" else "--"
+            axes.plot(points["size"], points[key] / unit, dash, marker="o", markersize=5,
+                      color=colours.get(program, show.MUTED),
+                      label=f"{line['architecture']}, {PROGRAM_NAMES.get(program, program)}")  # fmt: skip
+            axes.plot(points["size"], points[f"composed_{key}"] / unit, "x", color=show.INK, markersize=5)
+        axes.set_xticks(points["size"])
+        axes.set(xlabel="layers", ylabel=label, ylim=(0, None))
+        axes.grid()
+    panels[1].plot([], [], "x", color=show.INK, markersize=5, label="sum of operations")
+    figure.legend(*panels[1].get_legend_handles_labels(), ncols=3, loc="outside upper center", frameon=False)
+    return figure
+
+
 def checkpoints(results: Results) -> pd.DataFrame:
     """SHA-256 of the checkpoints that were written, a line a training."""
     found = sorted((run.scale, run.name, run.seed, run.provenance) for runs in results.runs.values() for run in runs)

@@ -49,6 +49,7 @@ FIGURES = [
     private_inference.minutes_by_part,
     private_inference.published_minutes,
     private_inference.pareto,
+    appendix.growth_with_depth,
     appendix.server,
 ]
 

@@ -73,7 +73,7 @@ show.figure(
 #   GPT-2, GPT-NeoX and Llama. With cached keys and values
 #   [a next token](#a-next-token-with-cached-keys-and-values) sends about a fifth of a pass's bytes or less.
 # - The savings under two further protocols, SEMI2K and ABY3, and our costs beside other systems'.
-# - Entropy and its regulariser for any causal Hugging Face model (`aero entropy`, `EntropyRegularizer`).
+# - Entropy and its regulariser for most causal Hugging Face models (`aero entropy`, `EntropyRegularizer`).
 
 # %%
 show.table(

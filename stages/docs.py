@@ -64,7 +64,7 @@ def claims_table(results: Results) -> str:
     lines = [
         ("one SPU configuration explains the printed GB", "`python -m benchmarks.forensics search`", "15 s",
          f"all {numbers['rows']} rows within {numbers['residual']:.2f} %"),
-        (f"AERO saves about {numbers['saving_stock']:.0f}x in bytes",
+        (f"AERO saves about {numbers['saving_stock']:.0f}x in bytes (current stock SPU)",
          '`aero cost --compare SM+LN+G "SM+ScFuFFNi_6" --program as_written`', "seconds",
          f"{base:.2f} against {own:.2f} GB"),
         (f"optimised SM+ScFuFFN sends {100 * share:.0f} % of the published bytes", "`aero cost SM+ScFuFFN`",
@@ -87,8 +87,8 @@ def _pretrained(results: Results) -> tuple[str, str, str, str]:
     seconds, gigabytes = ([float(line[name]) for line in (whole, later)] for name in ("wall_seconds", "bytes"))
     return (
         "private next tokens of SmolLM2-135M equal PyTorch's",
-        "`python -m benchmarks.pretrained` ([options](docs/private_inference.md#hugging-face-models))",
-        f"about {usual:.0f} minutes for five tokens; `aero ask`: {seconds[0]:.0f} s for a prompt of "
+        "`benchmarks.pretrained` ([command](docs/private_inference.md#hugging-face-models))",
+        f"about {usual:.0f} minutes a pass of five tokens; `aero ask`: {seconds[0]:.0f} s for a prompt of "
         f"{whole['rows']} tokens, then {seconds[1]:.0f} s each",
         f"{equal} of {len(prompts)} tokens equal; {gigabytes[0] / GB:.2f} GB, later tokens {gigabytes[1] / GB:.2f}",
     )

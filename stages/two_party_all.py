@@ -3,8 +3,8 @@
 Given architectures, measure those at the given sizes instead, for `aero cost` (asked_ops.csv). With --nonlinearities,
 measure one call of each function that can replace LayerNorm, softmax and GELU, at GPT-2's size (nonlinearities.csv).
 
-At GPT-2's published sizes all rows take hours, most of them for T=512. The files are written after every session; after
-an interruption or --minutes, the same command continues.
+At GPT-2's published sizes all rows take hours, most of them for T=512. The files are written after every
+group of operations; after an interruption or --minutes, the same command continues.
 """
 
 from __future__ import annotations
@@ -88,9 +88,11 @@ def main(arguments: list[str]) -> None:
     parser.add_argument("--no-rounds", action="store_true", help="do not measure rounds, which need further sessions")
     parser.add_argument("--no-seconds", action="store_true", help="do not record seconds, for a busy machine")
     parser.add_argument("architectures", nargs="*", help="in the papers' notation; default: every printed row")
-    parser.add_argument("--model", default="gpt2", help="model family (default gpt2); or a Hugging Face model's folder")
-    parser.add_argument("--context", type=int, default=128, help="context in tokens, T (default 128)")
-    parser.add_argument("--program", default="tuned", help="private program (default tuned)")
+    parser.add_argument(
+        "--model", default="gpt2", help="of ARCHITECTURE: family (default gpt2); or a Hugging Face model's folder"
+    )
+    parser.add_argument("--context", type=int, default=128, help="of ARCHITECTURE: tokens, T (default 128)")
+    parser.add_argument("--program", default="tuned", help="of ARCHITECTURE: private program (default tuned)")
     parser.add_argument("--nonlinearities", action="store_true", help="measure replacements; about ten minutes")
     for name in CHANGEABLE:
         parser.add_argument(f"--{name}", type=int, help="overrides the family's published value")

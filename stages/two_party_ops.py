@@ -1,4 +1,4 @@
-"""Cost of the default set's rows: measure operations that no committed file has, and compose the rows from all.
+"""Cost of the default set's rows: measure operations without a committed cost, then add up each row's costs.
 
 Writes runs/two_party/ops.csv and rows.csv. After an interruption it continues.
 """

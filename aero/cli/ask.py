@@ -21,13 +21,13 @@ if TYPE_CHECKING:
     from aero.two_party.serving.handshake import Description
     from aero.two_party.serving.session import Answered
 
-ASK = """Ask a model privately. The client learns the logits and the published description, not the weights. The server
-learns the number of tokens in the prompt and in the answer, and nothing else about them. The prompt takes one forward
-pass, each later token a pass over one position, with a cache of secret-shared keys and values. --checkpoint and --model
-run client and server on this machine; --server asks an `aero serve` elsewhere."""
+ASK = """Ask a model privately. The client learns the logits and the model's description (see `aero serve`), not the
+weights. The server learns the number of tokens in the prompt and in the answer, and nothing else about them. The prompt
+takes one forward pass, each later token a pass over one position, with a cache of secret-shared keys and values.
+--checkpoint and --model run client and server on this machine; --server asks an `aero serve` elsewhere."""
 SERVE = """Answer private questions one at a time, each in a new process. Prints one line for each question. Ctrl-C
-stops the server. Clients learn architecture, sizes, program, protocol settings, tokenizer and public prefix, but not
-the weights."""
+stops the server. Clients learn logits, architecture, sizes, program, protocol settings, tokenizer and public prefix,
+but not the weights."""
 LONGEST_WAIT_S = 1e6
 SMALL_MODEL = 20_000_000
 """Weights; smaller models do not write sense."""
@@ -80,9 +80,9 @@ def _add_model(group: Any) -> None:
 
 def _add_common(add: Callable[..., Any]) -> None:
     """Arguments of both `ask` and `serve`."""
-    prefix = "public text before every prompt, its keys and values computed in the clear"
+    prefix = "public text before every prompt, computed in the clear"
     add("--prefix", default="", metavar="TEXT", help=prefix)
-    add("--tokenizer", help="tokenizer file (default: the one stored with the run)")
+    add("--tokenizer", help="tokenizer file (default: the model's own)")
     longest = "seconds to wait for one message of the other party, its computing time included (default 120)"
     add("--timeout", type=float, default=120, metavar="S", help=longest)
     add("--certificate", type=Path, help="this side's certificate (PEM); with --key and --ca")

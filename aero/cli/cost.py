@@ -36,11 +36,11 @@ def add_arguments(cost: argparse.ArgumentParser) -> None:
     folder = "or, without ARCHITECTURE, a Hugging Face model's folder or config.json"
     add("--model", default="gpt2", help=f"{families}; {folder}")
     add("--context", type=int, default=128, help="tokens in the prompt, T (default 128)")
-    networks = "wan (default), lan or a name under two_party.networks in params.yaml"
+    networks = "wan (default), lan or another of two_party.networks in params.yaml"
     add("--network", help=f"{networks}, or MBIT,RTT_MS: 300,20")
-    programs = "tuned (default, optimised), as_written (stock SPU), or one of them with optimizations"
+    programs = "tuned (optimised), as_written (stock SPU), or one of them with optimizations"
     changed = "as_written+one_qkv adds one, tuned-lattice_products leaves one out (names: docs/two_party.md)"
-    add("--program", help=f"{programs}: {changed}")
+    add("--program", help=f"{programs}: {changed} (default: tuned; for rows of AERO's tables both)")
     for name, what in CHANGEABLE.items():
         add(f"--{name}", type=int, help=f"{what}; overrides the family's published value")
     add("--compare", nargs=2, metavar=("A", "B"), help="compare two architectures")

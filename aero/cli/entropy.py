@@ -45,7 +45,7 @@ def add_commands(commands: Any) -> None:
     add("--bos", action="store_true", help="begin every sequence with the tokenizer's BOS token")
     add("--tokenizer", type=Path, help="tokenizer of a checkpoint (default: that of its run)")
     add("--json", action="store_true", help="print everything as one JSON object")
-    baseline = "--json output of another model; prints each layer's distance to it"
+    baseline = "--json output of another model; prints each layer's Wasserstein-1 distance to it"
     add("--baseline", type=Path, metavar="FILE", help=baseline)
     add("--figure", type=Path, metavar="FILE", help="draw a heatmap of layers and heads (svg, png, pdf)")
     parser.set_defaults(run=lambda chosen: print(answer(chosen)))

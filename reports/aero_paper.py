@@ -57,10 +57,7 @@ show.table(
 
 # %%
 show.prose(
-    "Most runs trained on one GPU. Two CPU cores ran EReg(SM(t)+LN+G), EReg(SM(t)+LN+R), EReg(SM(t)+R), "
-    "SM(t)+ScFuFFN, SOTA(SM+ScFFN), two seeds of SM+ScFFN, one each of SM+G, SM+ScFuFFNi_6 and EReg(SM(t)+ScFuFFNi_6), "
-    "and the learning-rate search. They also ran SM+WNorm(FFN), SM+SNorm(FFN), SM+WNorm(QK) and EReg(SM(t)+ScFuFFN) "
-    "with margins 0 and 0.30, with temperatures from 1 and with log t.\n\n"
+    "One GPU trained {gpu} of the {all} runs and seeds, CPUs the others and those of the learning-rate search.\n\n"
     "Repeated on the CPU, {repeats} GPU trainings changed in perplexity by {changes}; {within} stayed in the range of "
     "the row's seeds. Diverged results, all on the CPU: SM+G (1 of 3 seeds), SM+ScFFN (2 of 3), "
     "SM(t)+ScFuFFN (1 of 3), SOTA(SM+ScFFN) and SM+WNorm(FFN) (2 of 2 each), SM+WNorm(QK) (1 of 1). The processor is "
@@ -104,8 +101,9 @@ show.table(
 # %%
 show.table(
     aero.learning_rates(results),
-    "At twice the learning rate",
-    "One seed each, at rate 0.002; other trainings of scale desk use 0.001. Entropies in nats.",
+    "Perplexity by learning rate",
+    "1,000 steps and one seed each, or the step at which loss or gradient was no longer finite. Other "
+    "trainings of scale desk take 2,500 steps at rate 0.001.",
     sources=["results/desk/learning_rates.csv"],
     command="python -m stages.learning_rates",
 )

@@ -37,7 +37,7 @@ appendix.explorer(results, claims.judge(results))
 # %% [markdown]
 # ## Artifact
 #
-# The commands need Linux, Python 3.11, 2 cores, 8 GB of memory, 6 GB of disk and a package index, but no GPU. Most runs
+# The commands need Linux, Python 3.11, 2 cores, 8 GB of memory, 6 GB of disk and a package index, but no GPU. Many runs
 # of scale desk trained on a GPU; on two cores they take days. Times are for 2 cores. The `Dockerfile` runs the same
 # commands. Checkpoints are not in the repository; the commands below make them again.
 

@@ -5,6 +5,7 @@ Costs of private inference are in `private_inference` and `private_tables`.
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Mapping
 from functools import partial
 
@@ -205,31 +206,28 @@ def best_ngram(results: Results, scale: str) -> str:
 
 
 def repeated(results: Results) -> dict[str, object]:
-    """GPU trainings of scale desk that were repeated on a CPU: its perplexity over the GPU's, and how many lie within
-    the range of the run's seeds."""
+    """How many trainings of scale desk there are, and how many of a GPU; for those repeated on a CPU, its
+    perplexity over the GPU's and how many lie within the range of the run's seeds."""
     lines, desk = read_csv(results.root / "results/desk/repeated.csv"), results.at("desk")
     repeats = {one["run"]: float(one["cpu"]) for one in lines if one["quantity"] == "perplexity"}
     ratios = {one["run"]: float(one["cpu"]) / float(one["gpu"]) for one in lines if one["run"] in repeats}
     seeds = {run: [one.metrics["eval_perplexity"] for one in desk.seeds(run)] for run in repeats}
     within = sum(min(seeds[run]) <= cpu <= max(seeds[run]) for run, cpu in repeats.items() if seeds[run])
     changes = ", ".join(f"{notation(results, run)} {100 * (ratio - 1):+.1f} %" for run, ratio in ratios.items())
-    return {"changes": changes, "within": within, "repeats": len(repeats)}
+    devices = [one.metrics["provenance"]["device"] for run in results.parameters.runs for one in desk.seeds(run)]
+    trained = {"all": len(devices), "gpu": len(devices) - devices.count("cpu")}
+    return {"changes": changes, "within": within, "repeats": len(repeats), **trained}
 
 
 def learning_rates(results: Results) -> pd.DataFrame:
-    """Scale desk's search for a learning rate at which the rows train."""
-    return pd.DataFrame(
-        {
-            "configuration": line["architecture"],
-            "learning rate": line["learning_rate"],
-            "tokens": f"{int(line['tokens']):,}",
-            "perplexity": text(float(line["eval_perplexity"] or "nan")),
-            "diverged at step": line["diverged_at_step"] or "–",
-            "entropy of first and last layer": f"{float(line['entropy_first_layer']):.2f}, "
-            f"{float(line['entropy_last_layer']):.2f}",
-        }
-        for line in read_csv(results.root / "results/desk/learning_rates.csv")
-    )
+    """Perplexity of short trainings of scale desk, or the step at which they diverged, by learning rate."""
+    cells: dict[float, dict[str, str]] = defaultdict(dict)
+    for line in read_csv(results.root / "results/desk/learning_rates.csv"):
+        step, perplexity = line["diverged_at_step"], line["eval_perplexity"]
+        cell = f"diverged at {step}" if step else text(float(perplexity))
+        cells[float(line["learning_rate"])][line["architecture"]] = cell
+    table = pd.DataFrame({f"{rate:g}": cells[rate] for rate in sorted(cells)}).fillna("–")
+    return table.rename_axis("configuration").reset_index()
 
 
 def against_ngrams(results: Results) -> Figure:

@@ -83,7 +83,7 @@ show.table(
 show.figure(
     aero.against_ngrams(results),
     "Perplexity against n-gram models",
-    "Mean and range over seeds. Dotted: modified Kneser-Ney models counted on the same tokens.",
+    "Mean and range over seeds. Dotted: n-gram models (modified Kneser-Ney) of the same tokens, n above.",
     sources=["results/desk/metrics.jsonl", "results/desk/ngrams.csv"],
     command="make all SCALE=desk",
 )

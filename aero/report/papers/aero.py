@@ -245,10 +245,9 @@ def against_ngrams(results: Results) -> Figure:
     for order, perplexity in ngrams(results, "desk", tokens).items():
         if order > 1:
             axes.axvline(perplexity, color=show.MUTED, linewidth=0.9, linestyle=":")
-            # 4 and 5 tokens give nearly the same line.
-            axes.text(perplexity, -1.3 if order % 2 else -0.5, f"{order}-gram ", ha="left", color=show.MUTED)
+            axes.text(perplexity, -0.6, f"{order}", ha="center", color=show.MUTED)
     axes.set_yticks(range(len(names)), [notation(results, name) for name in names])
-    axes.set(ylim=(len(names) - 0.5, -1.9), xlabel="evaluation perplexity")
+    axes.set(ylim=(len(names) - 0.5, -1.3), xlabel="evaluation perplexity")
     axes.grid(axis="x")
     return figure
 

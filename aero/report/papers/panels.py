@@ -44,12 +44,16 @@ QUARTERS = {
 MAXIMA = {"observed": "observed maximum", "causal_bound": "causal bound ln(T!)/T", "log_T": "log T"}
 
 
+UNUSUAL = {"gamma": "γ = {:.2f}", "temperature_init": "t from {:g}", "log_temperature": "log t", "qk_clip": "QK-clip"}
+"""How a figure names settings that a run has and others have not."""
+
+
 def notation(results: Results, run: str) -> str:
-    """Architecture of a run in the papers' notation, and its margin where it is not the usual one."""
+    """Architecture of a run in the papers' notation, and its settings in `UNUSUAL`."""
     if (known := results.parameters.runs.get(run)) is None:
         return run
-    gamma = known.regularizer.get("gamma")
-    return known.architecture + (f", γ = {gamma:.2f}" if gamma is not None else "")
+    given = {**known.regularizer, **known.overrides}
+    return ", ".join([known.architecture, *(UNUSUAL[key].format(given[key]) for key in UNUSUAL if key in given)])
 
 
 def titles(results: Results, runs: Runs) -> Mapping[str, str]:

@@ -88,7 +88,7 @@ def _pretrained(results: Results) -> tuple[str, str, str, str]:
     return (
         "private next tokens of SmolLM2-135M equal PyTorch's",
         "`benchmarks.pretrained` ([command](docs/private_inference.md#hugging-face-models))",
-        f"about {usual:.0f} minutes a pass of five tokens; `aero ask`: {seconds[0]:.0f} s for a prompt of "
+        f"about {usual:.0f} minutes per five tokens; `aero ask`: {seconds[0]:.0f} s for a prompt of "
         f"{whole['rows']} tokens, then {seconds[1]:.0f} s each",
         f"{equal} of {len(prompts)} tokens equal; {gigabytes[0] / GB:.2f} GB, later tokens {gigabytes[1] / GB:.2f}",
     )

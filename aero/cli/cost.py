@@ -64,7 +64,7 @@ def answer(chosen: argparse.Namespace, parameters: Parameters, root: Path) -> st
         raise UserError(f"{'--out' if chosen.out else '--scale'} belongs to --pareto")
     program = _program(chosen.program or "tuned")
     if chosen.pareto:
-        return _pareto(chosen, program, parameters, root)
+        return _pareto(chosen, program, root)
     from aero.two_party.cost.composition import estimate
     from aero.two_party.cost.cost_model import measured_operations
     from aero.two_party.cost.counts import published_sizes
@@ -144,7 +144,7 @@ def _printed(text: str, sizes: Sizes, root: Path) -> dict[str, dict[str, Any] | 
     return {"published": published, "reproduced": reproduced}
 
 
-def _pareto(chosen: argparse.Namespace, program: str, parameters: Parameters, root: Path) -> str:
+def _pareto(chosen: argparse.Namespace, program: str, root: Path) -> str:
     """Perplexity of the trained runs against communication, as text and as a figure."""
     # The runs were trained at the family's own sizes, and bytes do not depend on a network.
     other = [name for name in (*CHANGEABLE, "network") if getattr(chosen, name) is not None]
@@ -160,7 +160,6 @@ def _pareto(chosen: argparse.Namespace, program: str, parameters: Parameters, ro
     from aero.report.results import load
     from aero.report.statistics import gate
 
-    parameters.at_scale(chosen.scale)  # UserError if it is unknown
     results = load(root, chosen.scale)
     found, without = points(results, chosen.model, chosen.context, program, chosen.extrapolate)
     if found.empty:

@@ -250,7 +250,9 @@ def load(root: Path | str | None = None, scale: str | None = None) -> Results:
     runs = _by_name(planned, parameters, problems)
     present = {found for found, _ in runs}
     scale = scale or os.environ.get(SCALE_VARIABLE)
-    if not scale:
+    if scale:
+        parameters.at_scale(scale)  # UserError if it is unknown
+    else:
         scale = next((one for one in (parameters.scale, *SCALES) if one in present), parameters.scale)
     measured = [f"{top}/two_party/{name}" for top in ("results", "runs") for name in ("all_rows.csv", "rows.csv")]
     costs = _costs(root, measured, problems)

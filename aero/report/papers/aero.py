@@ -206,17 +206,20 @@ def best_ngram(results: Results, scale: str) -> str:
 
 
 def repeated(results: Results) -> dict[str, object]:
-    """How many trainings of scale desk there are, and how many of a GPU; for those repeated on a CPU, its
-    perplexity over the GPU's and how many lie within the range of the run's seeds."""
+    """How many trainings of scale desk there are, how many of a GPU, and which runs diverged; for those repeated on a
+    CPU, its perplexity over the GPU's and how many lie within the range of the run's seeds."""
     lines, desk = read_csv(results.root / "results/desk/repeated.csv"), results.at("desk")
     repeats = {one["run"]: float(one["cpu"]) for one in lines if one["quantity"] == "perplexity"}
     ratios = {one["run"]: float(one["cpu"]) / float(one["gpu"]) for one in lines if one["run"] in repeats}
     seeds = {run: [one.metrics["eval_perplexity"] for one in desk.seeds(run)] for run in repeats}
     within = sum(min(seeds[run]) <= cpu <= max(seeds[run]) for run, cpu in repeats.items() if seeds[run])
     changes = ", ".join(f"{notation(results, run)} {100 * (ratio - 1):+.1f} %" for run, ratio in ratios.items())
-    devices = [one.metrics["provenance"]["device"] for run in results.parameters.runs for one in desk.seeds(run)]
-    trained = {"all": len(devices), "gpu": len(devices) - devices.count("cpu")}
-    return {"changes": changes, "within": within, "repeats": len(repeats), **trained}
+    trained = {run: found for run in results.parameters.runs if (found := desk.seeds(run))}
+    devices = [one.metrics["provenance"]["device"] for found in trained.values() for one in found]
+    counts = {run: sum(one.diverged for one in found) for run, found in trained.items()}
+    diverged = [f"{notation(results, run)} ({n} of {len(trained[run])})" for run, n in counts.items() if n]
+    known = {"all": len(devices), "gpu": len(devices) - devices.count("cpu"), "diverged": ", ".join(diverged)}
+    return known | {"changes": changes, "within": within, "repeats": len(repeats)}
 
 
 def learning_rates(results: Results) -> pd.DataFrame:

@@ -1,4 +1,4 @@
-"""Perplexity of n-gram models on the tokens that a training sees: results/SCALE/ngrams.csv.
+"""Held-out perplexity of n-gram models of the tokens that a training sees: results/SCALE/ngrams.csv.
 
 python -m stages.ngrams --scale desk --steps 1000 5000
 """

@@ -382,7 +382,7 @@ def outside_tuned(results: Results, alone: bool = True) -> pd.DataFrame:
 
 def row_maxima(results: Results) -> pd.DataFrame:
     """How far apart, in nats, the maxima of rows of one head's logits lie: the largest of all layers and heads."""
-    names = {"all_positions": "rows of all positions", "one_position": "rows of one position"}
+    names = {"all_positions": "among all rows", "one_position": "among rows at one position"}
     lines = pd.DataFrame(read_csv(results.root / "results/two_party/row_maxima.csv")).astype(
         dict.fromkeys(names, float)
     )

@@ -50,7 +50,7 @@ def scale(results: Results) -> str:
         return f"Trainings: none at scale {results.scale}."
     model, seeds = run.metrics["model"], len(results.seeds("sm-ln-g"))
     return (
-        f"The small models have {model['layers']} layers, width {model['width']} and T={model['context']} "
+        f"Item 3's small models have {model['layers']} layers, width {model['width']} and T={model['context']} "
         f"(scale `{results.scale}`); SM+LN+G has {seeds} seed{'s' if seeds > 1 else ''}."
     )
 
@@ -88,7 +88,7 @@ def _pretrained(results: Results) -> tuple[str, str, str, str]:
     return (
         "private next tokens of SmolLM2-135M equal PyTorch's",
         "`benchmarks.pretrained` ([command](docs/private_inference.md#hugging-face-models))",
-        f"about {usual:.0f} minutes per pass, which checks five; `aero ask`: {seconds[0]:.0f} s for a "
+        f"about {usual:.0f} minutes per pass of five prompts; `aero ask`: {seconds[0]:.0f} s for a "
         f"{whole['rows']}-token prompt, then {seconds[1]:.0f} s per token",
         f"{equal} of {len(prompts)} tokens equal; {gigabytes[0] / GB:.2f} GB, later tokens {gigabytes[1] / GB:.2f}",
     )

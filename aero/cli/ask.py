@@ -26,8 +26,8 @@ weights. The server learns the number of tokens in the prompt and in the answer,
 takes one forward pass, each later token a pass over one position, with a cache of secret-shared keys and values.
 --checkpoint and --model run client and server on this machine; --server asks an `aero serve` elsewhere."""
 SERVE = """Answer private questions one at a time, each in a new process. Prints one line for each question. Ctrl-C
-stops the server. Clients learn logits, architecture, sizes, program, protocol settings, tokenizer and public prefix,
-but not the weights."""
+stops the server. Clients learn logits and the description (architecture, sizes, program, protocol settings,
+tokenizer, public prefix), not the weights."""
 LONGEST_WAIT_S = 1e6
 SMALL_MODEL = 20_000_000
 """Weights; smaller models do not write sense."""

@@ -45,7 +45,7 @@ def test_results_are_those_of_the_single_stages_and_come_in_one_file(inside, cap
     ours, theirs = kept.entropy, alone.entropy
     for values in (ours, theirs):
         del values["provenance"], values["measured"]
-    assert ours == theirs and len(ours["learned"]["thresholds"]) == 7
+    assert ours == theirs and len(ours["learned"]["thresholds"]) == 12
     before = (folder / "home/metrics.jsonl").read_bytes()
     capsys.readouterr()
     train_limited.main(["sm-r", run, "--seeds", seed, "--out", "home"])  # in home/

@@ -301,11 +301,19 @@ show.figure(
 # ## Pruned feed-forward networks and the margin of the penalty
 
 # %%
+show.table(
+    aero.pruning(desk),
+    "Perplexity of SM+ScFuFFN by pruned feed-forward networks",
+    "Scale desk; means are of the seeds that did not diverge. The deepest of 12 are pruned first.",
+    sources=DESK["metrics"],
+)
+
+# %%
 show.figure(
-    aero_entropy.figure_16(results),
+    aero_entropy.figure_16(desk),
     "Heads per quarter by pruned feed-forward networks",
     "Mean over seeds.",
-    sources=ENTROPY,
+    sources=DESK["entropy"],
     published="aero/figure16",
 )
 

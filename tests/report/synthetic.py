@@ -35,7 +35,7 @@ RUNS = {
 """Perplexity of the runs of AERO's Tables 2 and 4; `sm` diverges."""
 MORE_RUNS = (
     *("sm-leakyr", "sm-leakyr-global", "sm-wnorm-ffn", "sm-snorm-ffn", "smt-scfuffn", "sm-ln-g-18l", "sm-ln-r-18l"),
-    *(f"sm-scfuffni-{pruned}" for pruned in (1, 2, 3, 4, 5, 7)),
+    *(f"sm-scfuffni-{pruned}" for pruned in range(1, 13) if pruned != 6),
     *(f"ereg-smt-scfuffn-gamma-{gamma}" for gamma in ("00", "05", "10", "15", "25", "30")),
     *(f"ereg-smt-ln-{a}{d}{g}" for a in "gr" for d in ("", "-18l") for g in ("", "-gamma-00", "-gamma-10")),
 )

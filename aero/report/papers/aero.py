@@ -20,7 +20,7 @@ from aero.published import load
 from aero.records import read_csv
 from aero.report import show
 from aero.report.costs import GB, PROGRAMS, counted, fits, row_costs
-from aero.report.papers.panels import TABLE_2_RUNS, layer_lines, learned, mean_and_range, notation
+from aero.report.papers.panels import PRUNED, TABLE_2_RUNS, layer_lines, learned, mean_and_range, notation
 from aero.report.papers.private_tables import PROGRAM_NAMES, text
 from aero.report.results import Results
 from aero.report.statistics import change, ngrams, registered
@@ -231,6 +231,18 @@ def learning_rates(results: Results) -> pd.DataFrame:
         cells[float(line["learning_rate"])][line["architecture"]] = cell
     table = pd.DataFrame({f"{rate:g}": cells[rate] for rate in sorted(cells)}).fillna("–")
     return table.rename_axis("configuration").reset_index()
+
+
+def pruning(results: Results) -> pd.DataFrame:
+    """Perplexity of SM+ScFuFFN by number of pruned feed-forward networks: one seed, mean over seeds, how many seeds."""
+    seed, found = results.parameters.seeds[0], [results.perplexity(run) for run in PRUNED]
+    columns = {
+        "pruned": range(len(found)),
+        f"seed {seed}": [text(one.get(seed)) for one in found],
+        "mean": [text(float(np.mean(list(one.values()))) if one else None) for one in found],
+        "seeds": map(len, found),
+    }
+    return pd.DataFrame(columns)
 
 
 def against_ngrams(results: Results) -> Figure:

@@ -20,7 +20,7 @@ from aero.published import load
 from aero.records import read_csv
 from aero.report import statistics
 from aero.report.papers import panels
-from aero.report.papers.panels import DEPTH, ENTROPY, REGULARISED, TABLE_2_RUNS, heads, notation
+from aero.report.papers.panels import DEPTH, ENTROPY, PRUNED, REGULARISED, TABLE_2_RUNS, heads, notation
 from aero.report.results import Results, Run
 from aero.report.show import AS_WRITTEN, INK, no_data, not_measured, subplots
 from aero.report.statistics import change, difference, estimate
@@ -28,7 +28,6 @@ from aero.report.tables import perplexities
 
 STABILISED = {"sm-wnorm-ffn": "weight norm.", "sm-snorm-ffn": "spectral norm.", "sm-scffn": "scaled FFN"}
 WITH_REGULARISED = STABILISED | {REGULARISED: "entropy reg."}
-PRUNED = {"sm-scfuffn": "none pruned"} | {f"sm-scfuffni-{count}": f"{count} pruned" for count in range(1, 8)}
 MARGINS = {
     REGULARISED if percent == 20 else f"ereg-smt-scfuffn-gamma-{percent:02d}": f"γ = {percent / 100:.2f}"
     for percent in range(0, 31, 5)

@@ -25,6 +25,7 @@ from aero.report.show import INK, MUTED, PAPER, no_data, subplots
 
 TABLE_2_RUNS = ("sm-ln-g", "sm-ln-r", "sm-ln", "sm-g", "sm-r", "sm")
 REGULARISED = "ereg-smt-scfuffn"
+PRUNED = {"sm-scfuffn": "none pruned"} | {f"sm-scfuffni-{count}": f"{count} pruned" for count in range(1, 13)}
 
 ENTROPY = LinearSegmentedColormap.from_list(
     "entropy", ["#00204c", "#213d6b", "#555b6c", "#7b7a77", "#a59c74", "#d3c064", "#ffe945"]

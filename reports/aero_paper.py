@@ -41,8 +41,9 @@ show.table(
 # 2. ReLU does better than GELU, with LayerNorm and without. With LayerNorm the paper finds the opposite, and so does
 #    one pair of trainings at the papers' width.
 # 3. SM+R, which has no LayerNorm, does better than the GELU baseline, and SM trains in every seed. Both are against the
-#    paper, and shown for small models at one learning rate only. On fewer tokens SM+R diverges at twice the rate, and
-#    every row without LayerNorm at three times the rate; SM+LN+G does not.
+#    paper, and shown for small models at one learning rate only. In trainings of 1,000 steps, with a shorter warm-up,
+#    SM diverges at this rate too, SM+R at twice the rate, and every row without LayerNorm at three times the rate;
+#    SM+LN+G diverges at none.
 # 4. Regularised, with penalty and temperature, SM+ScFuFFN gains less than the noise between seeds: the temperature
 #    raises its perplexity, the penalty lowers it again. Of the margins 0, 0.10, 0.20 and 0.30, each wider one has a
 #    lower perplexity (0.10: one seed, others: two or three). Temperatures that start at 1, not 0.01, raise it by four
@@ -101,9 +102,10 @@ show.table(
 show.table(
     aero.learning_rates(results),
     "Perplexity by learning rate",
-    "1,000 steps and one seed each, or the step at which loss or gradient was no longer finite. Other "
-    "trainings of scale desk take 2,500 steps at rate 0.001.",
-    sources=["results/desk/learning_rates.csv"],
+    "1,000 steps and one seed each, or the step at which loss or gradient was no longer finite. Rows in the "
+    "predicted order of the highest rate at which they train. Other trainings of scale desk take 2,500 steps at "
+    "rate 0.001.",
+    sources=["results/desk/learning_rates.csv", "results/desk/predictions.yaml"],
     command="python -m stages.learning_rates",
 )
 

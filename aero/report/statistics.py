@@ -230,10 +230,10 @@ def pooled_deviation(results: Results) -> tuple[float, int]:
     return (math.sqrt(squares / freedom), freedom) if freedom else (0.0, 0)
 
 
-def registered(results: Results) -> list[dict[str, Any]]:
-    """The comparisons of perplexities that were registered before the data: run, against, sign, published, where."""
+def registered(results: Results, part: str = "perplexity") -> list[Any]:
+    """A list registered before the data, by default the comparisons: run, against, sign, published, where."""
     path = results.root / "results/desk/predictions.yaml"
-    return yaml_file(path)["perplexity"] if path.is_file() else []
+    return yaml_file(path)[part] if path.is_file() else []
 
 
 def _log_ratios(results: Results, run: str, base: str) -> dict[int, float]:

@@ -228,9 +228,10 @@ def learning_rates(results: Results) -> pd.DataFrame:
     for line in read_csv(results.root / "results/desk/learning_rates.csv"):
         step, perplexity = line["diverged_at_step"], line["eval_perplexity"]
         cell = f"diverged at {step}" if step else text(float(perplexity))
-        cells[float(line["learning_rate"])][line["architecture"]] = cell
-    table = pd.DataFrame({f"{rate:g}": cells[rate] for rate in sorted(cells)}).fillna("–")
-    return table.rename_axis("configuration").reset_index()
+        cells[float(line["learning_rate"])][line["run"]] = cell
+    columns = {f"{rate:g}": cells[rate] for rate in sorted(cells)}
+    table = pd.DataFrame(columns, registered(results, "learning_rate_limits")).fillna("–")
+    return table.rename(partial(notation, results)).rename_axis("configuration").reset_index()
 
 
 def pruning(results: Results) -> pd.DataFrame:

@@ -36,7 +36,7 @@ def main(arguments: list[str]) -> int | None:
     add("runs", nargs="*", metavar="RUN", help="only these runs, for example sm-ln-g or SM+LN+G")
     add("--scale", help="status and cost at this scale (default: params.yaml's)")
     add("--table", help="only runs of one table or figure: aero/4, aero/table4, aero/figure18")
-    add("--all", action="store_true", help="all table rows and columns; without --scale, the cost at every scale")
+    add("--all", action="store_true", help="more columns, nothing shortened; without --scale, the cost at every scale")
     add("--json", action="store_true", help="print everything as JSON")
     runs.set_defaults(run=_runs)
     costs = commands.add_parser(

@@ -23,7 +23,7 @@ from aero.report.costs import GB, PROGRAMS, counted, fits, row_costs
 from aero.report.papers.panels import PRUNED, TABLE_2_RUNS, layer_lines, learned, mean_and_range, notation
 from aero.report.papers.private_tables import PROGRAM_NAMES, text
 from aero.report.results import Results
-from aero.report.statistics import change, ngrams, registered
+from aero.report.statistics import change, ngrams, registered, trained
 from aero.report.tables import perplexities
 
 FIGURE_1_ROWS = ("SM+LN+G", "SM+LN+R", "SM+ScFFN", "SM+ScFuFFN", "SM+ScFuFFNi_6", "SOTA(SM+ScFuFFNi_1)")
@@ -235,15 +235,17 @@ def learning_rates(results: Results) -> pd.DataFrame:
 
 
 def pruning(results: Results) -> pd.DataFrame:
-    """Perplexity of SM+ScFuFFN by number of pruned feed-forward networks: one seed, mean over seeds, how many seeds."""
-    seed, found = results.parameters.seeds[0], [results.perplexity(run) for run in PRUNED]
-    columns = {
-        "pruned": range(len(found)),
-        f"seed {seed}": [text(one.get(seed)) for one in found],
-        "mean": [text(float(np.mean(list(one.values()))) if one else None) for one in found],
-        "seeds": map(len, found),
-    }
-    return pd.DataFrame(columns)
+    """Perplexity of SM+ScFuFFN by number of pruned feed-forward networks: first seed, mean of seeds that trained."""
+    lines, seed = [], results.parameters.seeds[0]
+    for pruned, run in enumerate(PRUNED):
+        own, succeeded = {one.seed: one for one in results.seeds(run)}, list(trained(results, run).values())
+        cell = "–"
+        if first := own.get(seed):
+            cell = f"diverged at {first.diverged_at}" if first.diverged else text(first.perplexity)
+        mean = text(float(np.mean(succeeded))) if succeeded else "–"
+        counted = f"{len(succeeded)} of {len(own)}" if own else "not run"
+        lines.append({"pruned": pruned, f"seed {seed}": cell, "mean": mean, "seeds trained": counted})
+    return pd.DataFrame(lines)
 
 
 def against_ngrams(results: Results) -> Figure:

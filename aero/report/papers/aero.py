@@ -248,6 +248,10 @@ def pruning(results: Results) -> pd.DataFrame:
     return pd.DataFrame(lines)
 
 
+SHOWN = 200
+"""The largest perplexity on the axis of `against_ngrams`."""
+
+
 def against_ngrams(results: Results) -> Figure:
     """Perplexity of scale desk's runs, mean and range over seeds, and of n-gram models counted on as many tokens."""
     desk = results.at("desk")
@@ -257,6 +261,9 @@ def against_ngrams(results: Results) -> Figure:
     figure, axes = show.subplots(height=0.85 + 0.132 * max(len(names), 4))
     for place, name in enumerate(names):
         values = list(desk.perplexity(name).values())
+        if min(values) > SHOWN:
+            axes.text(SHOWN, place, f"{min(values):.0f} →", ha="right", va="center", color=show.MEASURED)
+            continue
         axes.plot([min(values), max(values)], [place, place], color=show.MEASURED)
         axes.plot([sum(values) / len(values)], [place], "o", color=show.MEASURED)
     tokens = desk.first(names[0]).metrics["tokens"]
@@ -265,7 +272,7 @@ def against_ngrams(results: Results) -> Figure:
             axes.axvline(perplexity, color=show.MUTED, linewidth=0.9, linestyle=":")
             axes.text(perplexity, -0.6, f"{order}", ha="center", color=show.MUTED)
     axes.set_yticks(range(len(names)), [notation(results, name) for name in names])
-    axes.set(ylim=(len(names) - 0.5, -1.3), xlabel="evaluation perplexity")
+    axes.set(xlim=(None, SHOWN), ylim=(len(names) - 0.5, -1.3), xlabel="evaluation perplexity")
     axes.grid(axis="x")
     return figure
 

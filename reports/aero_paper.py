@@ -302,9 +302,9 @@ show.figure(
 # %% [markdown]
 # ## Pruned feed-forward networks and the margin of the penalty
 #
-# The paper prunes six networks and says that the seventh fails. Here two to six pruned networks cost no perplexity
-# (one seed, six: three), eight hardly any, and seven trains in both seeds. With one, or with nine or more, training
-# fails: it diverges, or with all twelve pruned stays at the level of a unigram model.
+# The paper prunes six networks and says that the seventh fails. Here two to six pruned networks, and eight, cost no
+# perplexity (one seed; six: three), and seven trains in both seeds. With one, or with nine or more, training fails
+# (one seed): it diverges, or with all twelve pruned stays at the level of a unigram model.
 
 # %%
 show.table(

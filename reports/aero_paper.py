@@ -36,8 +36,8 @@ show.table(
 # %% [markdown]
 # ## Training evidence: scale desk
 #
-# 1. Removing the FFN's nonlinearity raises perplexity. With LayerNorm it rises as printed for Pythia-70M (no value is
-#    printed for GPT-2). In SM+ScFuFFN, lacking LayerNorm too, it rises by a third of the printed change.
+# 1. With LayerNorm, a linear FFN raises perplexity, as printed for Pythia-70M (no value is printed for GPT-2). In
+#    SM+ScFuFFN, lacking LayerNorm too, it rises by a third of the printed change.
 # 2. ReLU does better than GELU, with LayerNorm and without. With LayerNorm the paper finds the opposite, and so does
 #    one pair of trainings at the papers' width.
 # 3. SM+R, which has no LayerNorm, does better than the GELU baseline, and SM trains in every seed. Both are against the

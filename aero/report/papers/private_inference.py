@@ -19,7 +19,7 @@ from aero.report import costs, show
 from aero.report.costs import COST_TABLES, GB, OPTIMISED, PROGRAMS, STOCK
 from aero.report.papers.private_tables import HEADLINE, OUTSIDE, PROGRAM_NAMES, ROW, gigabytes, text
 from aero.report.results import Results
-from aero.report.statistics import CONTROL
+from aero.report.statistics import CONTROL, trained
 from aero.two_party.cost.composition import estimate
 from aero.two_party.cost.cost_model import measured_operations
 from aero.two_party.cost.counts import published_sizes
@@ -136,9 +136,9 @@ def points(
         if run.overrides:
             without[name] = "trained by a recipe of its own"
             continue
-        by_seed = results.perplexity(name)
+        by_seed = trained(results, name)
         if not by_seed:
-            without[name] = "diverged" if results.seeds(name) else "not trained yet"
+            without[name] = "failed" if results.seeds(name) else "not trained yet"
             continue
         try:
             cost = estimate(parse(run.architecture), sizes, program, operations, extrapolate)

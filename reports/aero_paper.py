@@ -47,8 +47,8 @@ show.table(
 # 4. Regularised, with penalty and temperature, SM+ScFuFFN gains less than the noise between seeds: the temperature
 #    raises its perplexity, the penalty lowers it again. Of the margins 0, 0.10, 0.20 and 0.30, each wider one has a
 #    lower perplexity (0.10: one seed, others: two or three). Temperatures that start at 1 raise it by four fifths
-#    over a start at 0.01 (one seed). With LayerNorm (SM+LN+G, SM+LN+R) both together raise perplexity, against the papers. SM+R
-#    gains: EReg(SM(t)+R) is below the GELU baseline (three seeds). SM+G gains too (two seeds).
+#    over a start at 0.01 (one seed). With LayerNorm (SM+LN+G, SM+LN+R) both together raise perplexity, against the
+#    papers. SM+R gains: EReg(SM(t)+R) is below the GELU baseline (three seeds). SM+G gains too (two seeds).
 # 5. At the papers' width, SM+G, SM+R and SM+ScFuFFN stopped within 50 steps: the gradient of the last layer was not
 #    finite. The models with LayerNorm train. These trainings use bfloat16, those of scale desk float32; the cause is
 #    open.

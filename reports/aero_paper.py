@@ -313,8 +313,8 @@ show.figure(
 show.table(
     aero.pruning(desk),
     "Perplexity of SM+ScFuFFN by number of pruned feed-forward networks",
-    "Scale desk, the deepest of 12 pruned first. A seed trained if it did not diverge and does better than a bigram "
-    "model of the same tokens; the mean is of these.",
+    "Scale desk, the deepest of 12 pruned first. A seed failed if it diverged or does worse than a bigram model of the "
+    "same tokens; the mean is of the others.",
     sources=DESK["metrics"],
 )
 

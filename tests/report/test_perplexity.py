@@ -15,6 +15,7 @@ from scipy.stats import t as student
 from aero import records
 from aero.published import load as load_paper
 from aero.report import claims
+from aero.report.papers import aero
 from aero.report.results import Results, load
 from aero.report.statistics import change, control, failed, gate, ngrams, pooled_deviation
 
@@ -124,6 +125,25 @@ def test_a_ratio_to_a_failed_seed_is_left_out(tmp_path: Path) -> None:
     logs = [[math.log(1.1), math.log(1.2)], [math.log(1.3), math.log(1.4)]]
     squares = sum((one - sum(of) / 2) ** 2 for of in logs for one in of)
     assert (deviation, freedom) == (pytest.approx(math.sqrt(squares / 2)), 2)
+
+
+def test_failed_seeds_do_not_enter_the_pruning_curve(tmp_path: Path) -> None:
+    results = project(tmp_path, {"sm-scfuffn": (1.1, 1.2, 3.9), "sm-scfuffni-1": (None,), "sm-scfuffni-12": (3.6,)})
+    found = aero.pruning(results).set_index("pruned").T  # 3.9 x 19 and 3.6 x 20 are above the bigrams' 70
+    assert list(found[0]) == ["22.0", "23.6", "3 (1 failed)"]  # (1.1 x 20 + 1.2 x 21) / 2
+    assert list(found[1]) == ["diverged at 180", "–", "1 (1 failed)"]
+    assert list(found[12]) == ["72.0", "–", "1 (1 failed)"]
+    assert list(found[2]) == ["–", "–", "0"]
+
+
+def test_learning_rates_of_other_runs_follow_the_predicted_ones(tmp_path: Path) -> None:
+    results = project(tmp_path, {})
+    lines = "sm-ln,0.003,,70.3", "sm,0.001,31,", "sm-ln,0.001,,80.4"
+    text = "\n".join(("run,learning_rate,diverged_at_step,eval_perplexity", *lines)) + "\n"
+    (tmp_path / "results/desk/learning_rates.csv").write_text(text, encoding="utf-8")
+    found = aero.learning_rates(results).set_index("configuration")
+    assert list(found.loc["SM"]) == ["diverged at 31", "–"] and list(found.loc["SM+LN"]) == ["80.4", "70.3"]
+    assert list(found.index) == ["SM+LN+G", "SM+R", "SM+G", "SM+ScFuFFN", "SM", "SM+LN"]
 
 
 def test_the_gate(tmp_path: Path) -> None:

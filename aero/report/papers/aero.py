@@ -5,6 +5,7 @@ Costs of private inference are in `private_inference` and `private_tables`.
 
 from __future__ import annotations
 
+import math
 from collections import defaultdict
 from collections.abc import Mapping
 from functools import partial
@@ -23,7 +24,7 @@ from aero.report.costs import GB, PROGRAMS, counted, fits, row_costs
 from aero.report.papers.panels import PRUNED, TABLE_2_RUNS, layer_lines, learned, mean_and_range, notation
 from aero.report.papers.private_tables import PROGRAM_NAMES, text
 from aero.report.results import Results
-from aero.report.statistics import change, ngrams, registered, trained
+from aero.report.statistics import change, ngrams, registered, seed_count, trained
 from aero.report.tables import perplexities
 
 FIGURE_1_ROWS = ("SM+LN+G", "SM+LN+R", "SM+ScFFN", "SM+ScFuFFN", "SM+ScFuFFNi_6", "SOTA(SM+ScFuFFNi_1)")
@@ -214,23 +215,29 @@ def repeated(results: Results) -> dict[str, object]:
     seeds = {run: [one.metrics["eval_perplexity"] for one in desk.seeds(run)] for run in repeats}
     within = sum(min(seeds[run]) <= cpu <= max(seeds[run]) for run, cpu in repeats.items() if seeds[run])
     changes = ", ".join(f"{notation(results, run)} {100 * (ratio - 1):+.1f} %" for run, ratio in ratios.items())
-    trained = {run: found for run in results.parameters.runs if (found := desk.seeds(run))}
-    devices = [one.metrics["provenance"]["device"] for found in trained.values() for one in found]
-    counts = {run: sum(one.diverged for one in found) for run, found in trained.items()}
-    diverged = [f"{notation(results, run)} ({n} of {len(trained[run])})" for run, n in counts.items() if n]
+    kept = {run: found for run in results.parameters.runs if (found := desk.seeds(run))}
+    devices = [one.metrics["provenance"]["device"] for found in kept.values() for one in found]
+    counts = {run: sum(one.diverged for one in found) for run, found in kept.items()}
+    diverged = [f"{notation(results, run)} ({n} of {len(kept[run])})" for run, n in counts.items() if n]
     known = {"all": len(devices), "gpu": len(devices) - devices.count("cpu"), "diverged": ", ".join(diverged)}
     return known | {"changes": changes, "within": within, "repeats": len(repeats)}
 
 
+def _outcome(perplexity: float, diverged_at: object) -> str:
+    return f"diverged at {diverged_at}" if diverged_at else text(perplexity)
+
+
 def learning_rates(results: Results) -> pd.DataFrame:
-    """Perplexity of short trainings of scale desk, or the step at which they diverged, by learning rate."""
+    """Perplexity of short trainings of scale desk, or the step at which they diverged, by learning rate; first the runs
+    whose order was predicted."""
     cells: dict[float, dict[str, str]] = defaultdict(dict)
-    for line in read_csv(results.root / "results/desk/learning_rates.csv"):
-        step, perplexity = line["diverged_at_step"], line["eval_perplexity"]
-        cell = f"diverged at {step}" if step else text(float(perplexity))
-        cells[float(line["learning_rate"])][line["run"]] = cell
-    columns = {f"{rate:g}": cells[rate] for rate in sorted(cells)}
-    table = pd.DataFrame(columns, registered(results, "learning_rate_limits")).fillna("–")
+    lines = read_csv(results.root / "results/desk/learning_rates.csv")
+    predicted = registered(results, "learning_rate_limits")
+    for line in lines:
+        outcome = _outcome(float(line["eval_perplexity"] or math.nan), line["diverged_at_step"])
+        cells[float(line["learning_rate"])][line["run"]] = outcome
+    runs = dict.fromkeys([*predicted, *(line["run"] for line in lines)]) if lines else ()
+    table = pd.DataFrame({f"{rate:g}": cells[rate] for rate in sorted(cells)}, runs).fillna("–")
     return table.rename(partial(notation, results)).rename_axis("configuration").reset_index()
 
 
@@ -238,13 +245,11 @@ def pruning(results: Results) -> pd.DataFrame:
     """Perplexity of SM+ScFuFFN by number of pruned feed-forward networks: first seed, mean of seeds that trained."""
     lines, seed = [], results.parameters.seeds[0]
     for pruned, run in enumerate(PRUNED):
-        own, succeeded = {one.seed: one for one in results.seeds(run)}, list(trained(results, run).values())
-        cell = "–"
-        if first := own.get(seed):
-            cell = f"diverged at {first.diverged_at}" if first.diverged else text(first.perplexity)
-        mean = text(float(np.mean(succeeded))) if succeeded else "–"
-        counted = f"{len(succeeded)} of {len(own)}" if own else "not run"
-        lines.append({"pruned": pruned, f"seed {seed}": cell, "mean": mean, "seeds trained": counted})
+        of_seed = [_outcome(one.perplexity, one.diverged_at) for one in results.seeds(run) if one.seed == seed]
+        succeeded = list(trained(results, run).values())
+        mean = text(float(np.mean(succeeded)) if succeeded else None)
+        first = of_seed[0] if of_seed else "–"
+        lines.append({"pruned": pruned, f"seed {seed}": first, "mean": mean, "seeds": seed_count(results, run)})
     return pd.DataFrame(lines)
 
 

@@ -35,36 +35,52 @@ show.table(
 
 # %% [markdown]
 # ## Training evidence: scale desk
-#
-# 1. With LayerNorm, a linear FFN raises perplexity, as printed for Pythia-70M (no value is printed for GPT-2). In
-#    SM+ScFuFFN, lacking LayerNorm too, it rises by a third of the printed change.
-# 2. ReLU does better than GELU, with LayerNorm and without. With LayerNorm the paper finds the opposite, and so does
-#    one pair of trainings at the papers' width.
-# 3. SM+R, which has no LayerNorm, does better than the GELU baseline, and SM trains in three seeds (one at the second
-#    attempt). Both are against the paper, and shown for small models at one learning rate only. In trainings of 1,000
-#    steps, with a shorter warm-up, SM diverges at this rate too, SM+R at twice the rate, and every row without
-#    LayerNorm at three times the rate; SM+LN+G diverges at none.
-# 4. Regularised, with penalty and temperature, SM+ScFuFFN gains less than the noise between seeds: the temperature
-#    raises its perplexity, the penalty lowers it again. Of the margins 0, 0.10, 0.20 and 0.30, each wider one has a
-#    lower perplexity (0.10: one seed, others: two or three). Temperatures that start at 1 raise it by four fifths
-#    over a start at 0.01 (one seed). With LayerNorm (SM+LN+G, SM+LN+R) both together raise perplexity, against the
-#    papers. SM+R gains: EReg(SM(t)+R) is below the GELU baseline (three seeds). SM+G gains too (two seeds).
-# 5. At the papers' width, SM+G, SM+R and SM+ScFuFFN stopped within 50 steps: the gradient of the last layer was not
-#    finite. The models with LayerNorm train. These trainings use bfloat16, those of scale desk float32; the cause is
-#    open.
-#
-# Scale desk has 12 layers, width 128, T = 128 and about 5M tokens per run. Predicted signs, verdict rules and
-# the gate were committed before its first training; later changes are listed (`results/desk/predictions.yaml`).
+
+# %%
+numbers = claims.headline(results) | aero.known(results)
+show.prose(
+    "1. ReLU does better than GELU, without LayerNorm as published, but with it too; `SM+R`, without LayerNorm, "
+    "changes the perplexity of `SM+LN+G` by {no_layer_norm}.\n"
+    "2. AERO's price exists but is smaller than printed: {softmax_only} in `SM+ScFuFFN`, and {pruned} with six "
+    "feed-forward networks pruned.\n"
+    "3. Penalty and temperature together change `SM+R` by {regularised_relu}, `SM+ScFuFFN` by {regularised}, and "
+    "`SM+LN+G`, which has LayerNorm, by {regularised_layer_norm}.\n"
+    "4. Without LayerNorm a training can fail by chance: {sm} failed in `SM`, {scaled} in `SM+ScFFN`, {fused} in "
+    "`SM+ScFuFFN`, {weight_norm} in `SM+WNorm(FFN)`.\n"
+    "5. At the papers' width `SM+G`, `SM+R` and `SM+ScFuFFN` diverged (one seed each): points 1 to 4 hold for small "
+    "models only.",
+    **numbers,
+)
 
 # %%
 show.prose(
-    "One GPU trained {gpu} of the {all} runs and seeds, CPUs the others and those of the learning-rate search.\n\n"
+    "Scale desk has 12 layers, width 128, T = 128 and about 5M tokens per run. Predicted signs, verdict rules and the "
+    "gate were committed before its first training; later changes are listed (`results/desk/predictions.yaml`). The "
+    "gate asks of `SM+LN+G` a perplexity below 0.95 times that of the best n-gram model of the same tokens, and middle "
+    "entropies in half of its heads. It has perplexity {perplexity} (n-gram model: {best}) and {heads} of its heads. "
+    "Planned but not run: other numbers of tokens, width 256, other replacements of LayerNorm and of softmax, and "
+    "Pythia at this scale.\n\n"
+    "One GPU trained {gpu} of the {all} runs and seeds, CPUs the others and those of the learning-rate search. "
     "Repeated on the CPU, {repeats} GPU trainings changed in perplexity by {changes}; {within} stayed in the range of "
-    "the row's seeds. Diverged seeds, all on the CPU: {diverged}. The processor is hardly the cause: GPU attempts "
-    "at SM+G, SM+ScFFN, SM(t)+ScFuFFN and SOTA(SM+ScFFN) stopped too (`docs/gpu.md`). So did the first attempts at SM "
-    "and SM+ScFuFFNi_7 with seed 1337; their second attempts are kept, so verdicts do not count the first.",
+    "the row's seeds. Kept trainings that diverged, all on the CPU: {diverged}. GPU attempts at `SM+G`, `SM+ScFFN`, "
+    "`SM(t)+ScFuFFN` and `SOTA(SM+ScFFN)` stopped too (`docs/gpu.md`), so the processor is hardly the cause. `SM` with "
+    "seed 1337 diverged in its first attempt on the GPU and on a CPU; its second attempt on the GPU is kept. Verdicts "
+    "on failures count all of them.",
     **aero.repeated(results),
+    **numbers,
 )
+
+# %% [markdown]
+# Details of the five points:
+#
+# - With LayerNorm, a linear FFN raises perplexity as printed for Pythia-70M (no value is printed for GPT-2).
+# - In trainings of 1,000 steps, with a shorter warm-up, SM diverges at the usual rate too, SM+R at twice the rate, and
+#   every row without LayerNorm at three times the rate; SM+LN+G diverges at none.
+# - The temperature raises the perplexity of SM+ScFuFFN, and the penalty lowers it again. Of the margins 0, 0.10, 0.20
+#   and 0.30, each wider one has a lower perplexity (0.10: one seed, others: two or three). Temperatures that start at 1
+#   raise it by four fifths over a start at 0.01 (one seed).
+# - At the papers' width, the models with LayerNorm train. In the others the gradient of the last layer was not finite
+#   within 50 steps. These trainings use bfloat16, those of scale desk float32; the cause is open.
 
 # %% [markdown]
 # Figures and tables with data in `results/laptop` are of scale laptop (width 64, T = 64, a vocabulary of bytes, hence
@@ -74,8 +90,9 @@ show.prose(
 show.table(
     aero.predicted_differences(results),
     "Differences in perplexity, predicted and measured",
-    "Mean over seeds, paired; brackets: 95 % t-interval, whose standard deviation is pooled over all comparisons. Of "
-    "three seeds, missing ones failed (see the next tables) or were not run.",
+    "Mean over seeds, paired; brackets: 95 % t-interval, whose standard deviation is pooled over all comparisons. "
+    "Predicted is the published size or, where none is printed, its sign. Of three seeds, missing ones failed (see the "
+    "next tables) or were not run.",
     sources=["results/desk/predictions.yaml", "results/desk/metrics.jsonl"],
     command="make all SCALE=desk",
 )
@@ -227,55 +244,56 @@ show.figure(
 
 # %%
 show.table(
-    aero.table_3(results),
+    aero.table_3(desk),
     "Stabilised Softmax-only models",
     "Baseline: learned scaling, which in this table is SM+ScFuFFN.",
-    sources=METRICS,
+    sources=DESK["metrics"],
     published="aero/table3",
 )
 
 # %%
 show.table(
-    aero.table_9(results),
+    aero.table_9(desk),
     "Where to normalise weights",
-    "Baseline: `FFN`, same normalisation; of `FFN` with SNorm: `FFN` with WNorm.",
-    sources=METRICS,
+    "Baseline: `FFN`, same normalisation; of `FFN` with SNorm: `FFN` with WNorm. Both normalisations of Q and K failed "
+    "(one seed each). Rows that normalise attention and `FFN` were not trained at this scale.",
+    sources=DESK["metrics"],
     published="aero/table9",
 )
 
 # %%
 show.figure(
-    aero_entropy.figure_7(results),
+    aero_entropy.figure_7(desk),
     "Entropy of the stabilised models",
     "First seed. Scaled FFN: SM+ScFFN.",
-    sources=ENTROPY,
+    sources=DESK["entropy"],
     published="aero/figure7",
 )
 
 # %%
 show.figure(
-    aero_entropy.figure_9(results),
+    aero_entropy.figure_9(desk),
     "Heads per quarter, stabilised and regularised",
     "Mean over seeds.",
-    sources=ENTROPY,
+    sources=DESK["entropy"],
     published="aero/figure9",
 )
 
 # %%
 show.figure(
-    aero_entropy.figure_14(results),
+    aero_entropy.figure_14(desk),
     "Entropy of each layer over training, stabilised and regularised",
     "First seed.",
-    sources=CURVES,
+    sources=DESK["curves"],
     published="aero/figure14",
 )
 
 # %%
 show.figure(
-    aero.figure_11(results),
+    aero.figure_11(desk),
     "Learned scaling of the feed-forward network",
     "Dots are seeds, bars their mean. Both start at 1 and are still moving at the end of a short training.",
-    sources=ENTROPY,
+    sources=DESK["entropy"],
     published="aero/figure11",
 )
 
@@ -296,7 +314,8 @@ show.figure(
     aero.figure_1(desk),
     "Communication, latency and perplexity along AERO's steps",
     "One private forward pass of GPT-2, T = 128. Bytes in both directions. Minutes here are modelled: computing, "
-    "transfer and rounds at 100 Mbit/s and 80 ms. Perplexity: over that of SM+LN+G.",
+    "transfer and rounds at 100 Mbit/s and 80 ms. Perplexity: over that of SM+LN+G; dotted: the best n-gram model of "
+    "the tokens trained on here.",
     sources=["results/two_party/rows.csv", "results/two_party/forensics_fits.csv", *DESK["metrics"]],
     published="aero/figure1",
 )
@@ -338,20 +357,20 @@ show.figure(
 
 # %%
 show.figure(
-    aero_entropy.figure_18(results),
+    aero_entropy.figure_18(desk),
     "Heads per quarter by the margin γ",
     "Mean over seeds. Black lines: published. The head with the largest entropy is always in the last quarter of the "
     "observed maximum, which therefore holds at least one head.",
-    sources=ENTROPY,
+    sources=DESK["entropy"],
     published="aero/figure18",
 )
 
 # %%
 show.figure(
-    aero_entropy.figure_19(results),
+    aero_entropy.figure_19(desk),
     "Entropy of each layer over training by the margin γ",
     "EReg(SM(t)+ScFuFFN), first seed.",
-    sources=CURVES,
+    sources=DESK["curves"],
     published="aero/figure19",
 )
 

@@ -10,8 +10,8 @@
 # [differences in perplexity](#differences-in-perplexity-predicted-and-measured)) both together raise the perplexity of
 # models with LayerNorm, against the papers. Without LayerNorm they help SM+R, and their effect on SM+ScFuFFN is smaller
 # than the noise: its temperature raises perplexity, and the penalty lowers it by about as much (two seeds; the third
-# with the temperature alone diverged). The verdicts rest on scale desk. Most tables below are of scale laptop, which
-# decides nothing.
+# with the temperature alone diverged). The verdicts rest on scale desk. Table 3 is of scale laptop, which decides
+# nothing.
 #
 # Most of this paper's tables and figures are in AERO's too, and shown there:
 #
@@ -37,26 +37,27 @@ from aero.report.statistics import evidence
 
 results = load()
 desk = evidence(results)
-METRICS, ENTROPY, CURVES = ([f"results/{results.scale}/{name}.jsonl"] for name in ("metrics", "entropy", "curves"))
+METRICS = [f"results/{results.scale}/metrics.jsonl"]
+DESK = {name: [f"results/{desk.scale}/{name}.jsonl"] for name in ("metrics", "entropy", "curves")}
 
 # %% [markdown]
 # ## Entropy with fewer nonlinearities
 
 # %%
 show.figure(
-    aero_entropy.guided_figure_2(results),
+    aero_entropy.guided_figure_2(desk),
     "Entropy of every head, fewer nonlinearities",
-    f"Scale {results.scale}, first seed. Yellow is overload, dark blue collapse. At scale desk SM does not collapse.",
-    sources=ENTROPY,
+    "First seed. Yellow is overload, dark blue collapse. Here SM does not collapse.",
+    sources=DESK["entropy"],
     published="entropy_guided/figure2",
 )
 
 # %%
 show.figure(
-    aero_entropy.guided_figure_4(results),
+    aero_entropy.guided_figure_4(desk),
     "Entropy of each layer over training",
     "First seed: baseline, Softmax-only, three stabilised models, regularised.",
-    sources=CURVES,
+    sources=DESK["curves"],
     published="entropy_guided/figure4",
 )
 
@@ -77,18 +78,18 @@ show.table(
     aero_entropy.parts(desk),
     "Temperature and penalty, apart and together",
     f"Perplexity of SM+ScFuFFN with each part, at scale {desk.scale}. Change: mean over seeds, paired; brackets: 95 % "
-    "t-interval. Temperatures start at 0.01 unless the row says otherwise. They may turn negative, which reverses the "
+    "t-interval. Temperatures start at 0.01 unless the row says otherwise. Some turn negative, which reverses the "
     "order of attention; the exponential of a learned logarithm cannot. The penalty without "
     "temperature was not trained there.",
-    sources=[f"results/{desk.scale}/metrics.jsonl"],
+    sources=DESK["metrics"],
 )
 
 # %%
 show.table(
-    aero_entropy.change_of_heads(results),
+    aero_entropy.change_of_heads(desk),
     "Change in overloaded and collapsed heads",
     "Regularised minus plain model, in percentage points of all heads, paired by seed; brackets: 95 % t-interval.",
-    sources=ENTROPY,
+    sources=DESK["entropy"],
 )
 
 # %% [markdown]

@@ -17,7 +17,8 @@ from aero.architecture import parse
 from aero.config import load
 from aero.model import GPT
 from aero.records import Training, read_trainings, write_trainings
-from aero.report.claims import compared_runs
+from aero.report.claims import compared_runs, deciding_scale
+from aero.report.results import load as load_results
 from aero.training.catalogue import (
     achieved_flops,
     cost,
@@ -181,15 +182,19 @@ def test_what_the_claims_compare_has_three_seeds() -> None:
         assert {(run, seed) for seed in seeds} <= planned, claims
 
 
-@pytest.mark.parametrize("seed", [*PARAMETERS.seeds, *PARAMETERS.more_seeds])
-def test_every_training_has_a_kept_result_at_the_laptop_scale(seed: int) -> None:
-    """Within three minutes of processor time: its metrics, its log, and its entropy if it did not diverge. (Of the
+def test_the_laptop_scale_keeps_what_a_table_shows_or_a_claim_decides() -> None:
+    """Each within three minutes of processor time: its metrics, its log, and its entropy if it did not diverge. (Of the
     cores of variance_sensitivity in a decoder, which log entropy over training, the log is enough.)"""
-    trained = [run for run, of_seed in PARAMETERS.trainings() if of_seed == seed]
-    assert len(trained) > 100
-    found = read_trainings(ROOT / "results/laptop")
-    for run in trained:
-        training = found[run, seed]
+    found, committed = read_trainings(ROOT / "results/laptop"), load_results(ROOT, "laptop")
+    claims = [claim for short in published.known_papers() for claim in published.load(short).claims]
+    decided_there = [claim for claim in claims if deciding_scale(committed, claim)[0] == "laptop"]
+    needed = {run for claim in decided_there for run in compared_runs(committed, claim)}
+    needed |= {run for *_, run in TRAINED} | set(PARAMETERS.active_runs)
+    drawn = {run for run in PARAMETERS.runs if run.startswith("core-") or PARAMETERS.runs[run].figures}
+    seeds = (*PARAMETERS.seeds, *PARAMETERS.more_seeds)
+    assert {(run, seed) for run in needed for seed in seeds} <= set(found)
+    assert {run for run, _ in found} <= needed | drawn
+    for (run, _), training in found.items():
         assert training.curves and 0 < training.metrics["provenance"]["cpu_seconds"] <= 180, run
         diverged = training.metrics["diverged_at_step"] is not None
         assert diverged or run.startswith("core-") or training.entropy, run

@@ -45,7 +45,7 @@ def add_arguments(cost: argparse.ArgumentParser) -> None:
         add(f"--{name}", type=int, help=f"{what}; overrides the family's published value")
     add("--compare", nargs=2, metavar=("A", "B"), help="compare two architectures")
     add("--pareto", action="store_true", help="plot perplexity against communication, all trained runs")
-    add("--scale", help="scale of the trainings for --pareto (default: params.yaml's)")
+    add("--scale", help="scale of the trainings for --pareto (default: desk, or params.yaml's)")
     add("--out", type=Path, help="file for the figure of --pareto, .svg or .png (default pareto.svg)")
     add("--extrapolate", action="store_true", help="extrapolate beyond the measured sizes and mark the answer")
     add("--json", action="store_true", help="print everything as JSON")
@@ -158,16 +158,16 @@ def _pareto(chosen: argparse.Namespace, program: str, root: Path) -> str:
     from aero.records import finite, write_together
     from aero.report.papers.private_inference import draw_pareto, points
     from aero.report.results import load
-    from aero.report.statistics import gate
+    from aero.report.statistics import evidence, gate
 
-    results = load(root, chosen.scale)
+    results = load(root, chosen.scale) if chosen.scale else evidence(load(root))
     found, without = points(results, chosen.model, chosen.context, program, chosen.extrapolate)
     if found.empty:
         reasons = "; ".join(sorted(set(without.values()))) or "no run is of this family and context"
         raise UserError(f"nothing to draw for {chosen.model}, T={chosen.context}, scale {results.scale}: {reasons}")
     title = f"{chosen.model}, T={chosen.context}, program {program}"
     drawn = io.BytesIO()
-    figure = draw_pareto(found, title, results.scale)
+    figure = draw_pareto(found, title, f"evaluation perplexity, scale {results.scale}")
     figure.savefig(drawn, format=out.suffix[1:], dpi=160, facecolor="white", bbox_inches="tight")
     write_together({out: drawn.getvalue()})
     if chosen.json:

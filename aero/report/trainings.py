@@ -6,6 +6,7 @@ the lowest quarter, or whose entropy is not finite, has collapsed.
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import replace
 from statistics import fmean
@@ -17,7 +18,7 @@ from numpy.typing import NDArray
 from aero.landscape import entropy_range, gini_by_layer, steepness, steepness_over_orders, wasserstein_1
 from aero.report.papers import variance_cores
 from aero.report.results import Results
-from aero.report.statistics import Estimate, change, difference, estimate, failed
+from aero.report.statistics import Estimate, change, difference, estimate, failed, outcomes
 from aero.report.verdicts import Measurement, exact
 
 GROUP = "trained here"
@@ -80,24 +81,27 @@ def perplexity_changes(results: Results, pairs: dict[str, list[str]]) -> Measure
 
 
 def failures(results: Results, runs: list[str], against: str = "") -> Measurement:
-    """Which seeds of `runs` fail: a loss or gradient is not finite, bigrams of the same tokens do better, or values
-    exceed float16, in which the papers trained; with `against`, which seeds of it fail where those of `runs` do not."""
+    """Which trainings of `runs` fail, also attempts that are not kept: a loss or gradient is not finite, bigrams of the
+    same tokens do better, or values exceed float16, in which the papers trained; with `against`, in which seeds every
+    training of it fails and none of `runs`."""
     sides = (*runs, against) if against else tuple(runs)
-    bad: dict[str, dict[int, bool]] = {}
-    text = []
+    trainings, text = {name: outcomes(results, name) for name in sides}, []
     for name in sides:
-        beyond = {one.seed: one.metrics.get("float16_overflow") is not None for one in results.seeds(name)}
-        bad[name] = {one.seed: beyond[one.seed] or failed(results, one) for one in results.seeds(name)}
-        if beyond:
-            overflow = f" ({sum(beyond.values())} beyond float16)" if any(beyond.values()) else ""
-            text.append(f"{name} at {results.scale}: {sum(bad[name].values())} of {len(beyond)} seeds failed{overflow}")
-    shared = sorted(set.intersection(*(set(of) for of in bad.values())))
-    checks = {
-        f"{run}, seed {seed}": bad[against or run][seed] and not (against and bad[run][seed])
-        for run in runs
-        for seed in shared
-    }
+        beyond = [one.seed for one in results.seeds(name) if one.metrics.get("float16_overflow") is not None]
+        for seed in beyond:
+            trainings[name][seed][0] = True
+        if every := sum(trainings[name].values(), []):
+            overflow = f" ({len(beyond)} beyond float16)" if beyond else ""
+            text.append(f"{name} at {results.scale}: {sum(every)} of {len(every)} trainings failed{overflow}")
+    shared = sorted(set.intersection(*map(set, trainings.values())))
     missing = not_run(results, *sides) or ("fewer than two seeds in common" if len(shared) < 2 else "")
+    checks: dict[str, bool] = {}
+    for run, seed in itertools.product(runs, shared):
+        own = trainings[run][seed]
+        if against:
+            checks[f"{run}, seed {seed}"] = all(trainings[against][seed]) and not any(own)
+        else:
+            checks |= {f"{run}, seed {seed}, training {number}": one for number, one in enumerate(own, start=1)}
     return trained(results, seeds(results, *sides), text=", ".join(text), checks=checks, missing=missing)
 
 

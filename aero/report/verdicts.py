@@ -160,7 +160,7 @@ def _on_sides(
 
 
 def in_seeds(m: Measurement) -> tuple[str, ...]:
-    """Reproduced if it happens in every seed, direction reproduced if in some, opposite here if in none."""
+    """Reproduced if it happens in every training, direction reproduced if in some, opposite here if in none."""
     happened = list(m.checks.values())
     return (REPRODUCED if all(happened) else DIRECTION if any(happened) else m.absent(opposite=True),)
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import csv
+import dataclasses
 import json
 import math
 from collections.abc import Mapping, Sequence
@@ -115,6 +117,50 @@ def test_not_testable_recomputed_from_raw_rows(tmp_path: Path) -> None:
     assert "not run" in claims.decide(project(tmp_path / "none", {}), claim).evidence
 
 
+def test_at_ceiling_recomputed_from_raw_rows(tmp_path: Path) -> None:
+    claim, path = CLAIMS["f3a-softmax-only-collapse"], tmp_path / "results/desk/entropy.jsonl"
+    assert claim.quantity == ("difference_of_shares", {"runs": ["sm"], "base": "sm-ln-g", "quarters": [0]})
+    project(tmp_path, {"sm": (1.3, 1.4, 1.5)})
+    rows = [json.loads(line) for line in path.read_text().splitlines()]
+    # Shares of collapsed heads in SM, one a seed; none in SM+LN+G.
+    for shares, verdict in (((0.017, 0.018, 0.019), "at ceiling"), ((0.029, 0.03, 0.031), "direction reproduced")):
+        for row in rows:
+            lowest = shares[SEEDS.index(row["seed"])] if row["run"] == "sm" else 0.0
+            row["quarters"]["observed"] = [lowest, 0.2, 0.2, 0.6 - lowest]
+        path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+        of_sm = [row["quarters"]["observed"][0] for row in rows if row["run"] == "sm"]
+        assert (sum(of_sm) / 3 <= 0.02) == (verdict == "at ceiling")
+        assert claims.decide(load(tmp_path), claim).verdict == verdict
+
+
+def test_contradicted_recomputed_from_raw_rows(committed: Results) -> None:
+    claim = CLAIMS["o-folding-saves-all"]
+    with (committed.root / "results/two_party/rows.csv").open(encoding="utf-8") as file:
+        tuned = [row for row in csv.DictReader(file) if row["program"] == "tuned" and row["context"] == "128"]
+    size = {row["architecture"]: float(row["bytes"]) for row in tuned if row["model"] == "gpt2"}
+    ratios = {"fused": size["SM+ScFFN"] / size["SM+ScFuFFN"], "pruned": size["SM+ScFuFFN"] / size["SM+ScFuFFNi_6"]}
+    rule, limits = claim.rule
+    assert rule == "ratio_direction" and limits["factor"] == {"fused": 1.08, "pruned": 1.02}
+    assert all(ratios[name] / limits["factor"][name] - 1 < -limits["tolerance"] for name in ratios)
+    assert max(ratios.values()) <= 1
+    assert claims.decide(committed, claim).verdict == "contradicted"
+
+
+def test_failed_attempts_count_though_another_training_is_kept(tmp_path: Path) -> None:
+    results = project(tmp_path, {"sm": (1.3, 1.4, 1.5), "sm-scffn": (1.1, 1.2, 1.3)})
+    sm, rescue = CLAIMS["t2-softmax-only-fails"], CLAIMS["t4-scaling-rescues-training"]
+    assert claims.decide(results, sm).verdict == "opposite here"
+    (tmp_path / "results/gpu").mkdir()
+    lines = "desk,sm,1337,1", "desk,sm,1338,0", "desk,sm,1338,", "gpu,sm,1338,1", "desk,sm-g,1338,1"
+    text = "\n".join(("scale,run,seed,failed", *lines)) + "\n"
+    (tmp_path / "results/gpu/attempts.csv").write_text(text, encoding="utf-8")
+    found = claims.decide(results, sm)
+    assert found.verdict == "direction reproduced" and "1 of 5 trainings failed" in found.measured
+    # Seed 1337 of SM can train, so nothing rescues it.
+    only_scaled = dataclasses.replace(rescue, quantity=("failures", {"runs": ["sm-scffn"], "against": "sm"}))
+    assert claims.decide(results, only_scaled).verdict == "opposite here"
+
+
 def test_a_ratio_to_a_failed_seed_is_left_out(tmp_path: Path) -> None:
     results = project(tmp_path, {"sm-r": (1.1, 1.2, None), "sm-g": (1.3, 3.6, 1.4)})
     assert [failed(results, one) for one in results.seeds("sm-g")] == [False, True, False]
@@ -138,12 +184,13 @@ def test_failed_seeds_do_not_enter_the_pruning_curve(tmp_path: Path) -> None:
 
 def test_learning_rates_of_other_runs_follow_the_predicted_ones(tmp_path: Path) -> None:
     results = project(tmp_path, {})
-    lines = "sm-ln,0.003,,70.3", "sm,0.001,31,", "sm-ln,0.001,,80.4"
-    text = "\n".join(("run,learning_rate,diverged_at_step,eval_perplexity", *lines)) + "\n"
+    lines = "sm-ln,0.003,,70.3,1", "sm,0.001,31,,1", "sm-ln,0.001,,80.4,1", "sm-ln,0.003,,60.2,4"
+    text = "\n".join(("run,learning_rate,diverged_at_step,eval_perplexity,accumulation", *lines)) + "\n"
     (tmp_path / "results/desk/learning_rates.csv").write_text(text, encoding="utf-8")
     found = aero.learning_rates(results).set_index("configuration")
     assert list(found.loc["SM"]) == ["diverged at 31", "–"] and list(found.loc["SM+LN"]) == ["80.4", "70.3"]
-    assert list(found.index) == ["SM+LN+G", "SM+R", "SM+G", "SM+ScFuFFN", "SM", "SM+LN"]
+    assert list(found.index) == ["SM+LN+G", "SM+R", "SM+G", "SM+ScFuFFN", "SM", "SM+LN", "SM+LN, 4 x batch"]
+    assert list(found.loc["SM+LN, 4 x batch"]) == ["–", "60.2"]
 
 
 def test_the_gate(tmp_path: Path) -> None:

@@ -5,10 +5,12 @@ Costs of private inference are in `private_inference` and `private_tables`.
 
 from __future__ import annotations
 
+import dataclasses
 import math
 from collections import defaultdict
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from functools import partial
+from typing import Any
 
 import numpy as np
 import pandas as pd
@@ -24,8 +26,10 @@ from aero.report.costs import GB, PROGRAMS, counted, fits, row_costs
 from aero.report.papers.panels import PRUNED, TABLE_2_RUNS, layer_lines, learned, mean_and_range, notation
 from aero.report.papers.private_tables import PROGRAM_NAMES, text
 from aero.report.results import Results
-from aero.report.statistics import change, ngrams, registered, seed_count, trained
+from aero.report.statistics import change, gate, gate_values, ngrams, outcomes, registered, seed_count, trained
 from aero.report.tables import perplexities
+from aero.report.trainings import perplexity_change
+from aero.report.verdicts import decide
 
 FIGURE_1_ROWS = ("SM+LN+G", "SM+LN+R", "SM+ScFFN", "SM+ScFuFFN", "SM+ScFuFFNi_6", "SOTA(SM+ScFuFFNi_1)")
 TABLE_1 = ("SM+LN+G", "SM+LN+R", "SM+LN", "SM+G", "SM+R", "SM")
@@ -78,6 +82,16 @@ def table_1(results: Results) -> pd.DataFrame:
     )
 
 
+NGRAM = "best n-gram model of the same tokens"
+NGRAM_LINE = {"color": show.MUTED, "linewidth": 0.9, "linestyle": ":"}
+
+
+def ngram_line(results: Results, draw: Callable[..., object], **parts: Any) -> None:
+    """Draw a line at the perplexity of the best n-gram model of SM+LN+G's tokens, over that of SM+LN+G."""
+    if (found := gate_values(results, "sm-ln-g")) is not None:
+        draw(found.best / found.perplexity, **NGRAM_LINE, **parts)
+
+
 def figure_1(results: Results) -> Figure:
     """GB, WAN minutes and perplexity (over SM+LN+G's) along AERO's steps, published and here."""
     table, fitted = load("aero").tables["4"], fits(results)
@@ -106,6 +120,7 @@ def figure_1(results: Results) -> Figure:
         panel.set_title(title)
         panel.grid(axis="x")
         panel.margins(x=0.14)
+    ngram_line(results, panels[2].axvline)
     panels[0].set_yticks(range(len(rows)), FIGURE_1_ROWS)
     panels[0].tick_params(axis="y", length=0)
     panels[0].invert_yaxis()
@@ -128,6 +143,8 @@ def figure_3b(results: Results) -> Figure:
         ends.extend(mean.iloc[-1:])
     if not ends:
         return show.not_measured()
+    if (best := gate_values(results, "sm-ln-g")) is not None:
+        axes.axhline(math.log(best.best), label=NGRAM, **NGRAM_LINE)
     # The worst run (SM) would stretch the axis.
     axes.set(ylim=(min(ends) - 0.1, sorted(ends)[-2:][0] + 0.5), xlabel="training step", ylabel="loss, nats")
     axes.grid(axis="y")
@@ -155,13 +172,14 @@ def perplexity_changes(results: Results) -> Figure:
         axes.plot([1 + found.mean / 100], [place], "o", color=show.AS_WRITTEN, markersize=5.5, label=measured)
         measured = ""
     axes.axvline(1, color=show.INK, linewidth=0.8)
+    ngram_line(results, axes.axvline, label=NGRAM)
     axes.set(xscale="log", xlabel="perplexity over that of SM+LN+G")
     axes.set_xticks([0.5, 0.7, 1, 1.4, 2, 3], ["0.5", "0.7", "1", "1.4", "2", "3"])
     axes.set_xticks([], minor=True)
     axes.set_yticks(range(len(CHANGES)), [name for _, name in CHANGES])
     axes.set_ylim(len(CHANGES) - 0.5, -0.6)
     axes.grid(axis="x")
-    figure.legend(loc="outside upper center", ncols=2, frameon=False)
+    figure.legend(loc="outside upper center", ncols=3, frameon=False)
     return figure
 
 
@@ -169,20 +187,32 @@ def predicted_differences(results: Results) -> pd.DataFrame:
     """Differences in perplexity of scale desk, and their signs and published sizes as registered before training."""
     lines, desk = [], results.at("desk")
     for one in registered(results):
-        if desk.seeds(one["run"]) and desk.seeds(one["against"]):
-            measured = change(desk, one["run"], one["against"]).estimate
-            printed = "–" if one["published"] is None else f"{one['published']:+g}".replace("+0", "no loss")
+        run, against, size = one["run"], one["against"], one["published"]
+        if desk.seeds(run) and desk.seeds(against):
+            measured = change(desk, run, against).estimate
+            sign = {"+": "above 0", "-": "below 0"}[one["sign"]]
             lines.append(
                 {
-                    "configuration": notation(results, one["run"]),
-                    "against": notation(results, one["against"]),
-                    "published, %": printed + " (Pythia)" * ("Pythia" in one["where"]),
-                    "predicted sign": one["sign"],
+                    "configuration": notation(results, run),
+                    "against": notation(results, against),
+                    "predicted, %": f"{size:+g}" + " (Pythia)" * ("Pythia" in one["where"]) if size else sign,
                     "measured, %": measured.text(1, signed=True) if measured else "–",
                     "seeds": len(measured.seeds) if measured else 0,
+                    "verdict": _verdict(desk, one),
                 }
             )
     return pd.DataFrame(lines)
+
+
+def _verdict(results: Results, registered_one: Mapping[str, Any]) -> str:
+    """On a registered comparison, by the rules registered with it."""
+    run, against, size = (registered_one[key] for key in ("run", "against", "published"))
+    measured = perplexity_change(results, run, against)
+    reasons = filter(None, (measured.missing, gate(results, run), gate(results, against)))
+    measured = dataclasses.replace(measured, missing="; ".join(reasons))
+    if size:
+        return decide("equal_within", measured, value=size).verdict
+    return decide("above" if registered_one["sign"] == "+" else "below", measured).verdict
 
 
 def papers_width(results: Results) -> pd.DataFrame:
@@ -223,6 +253,18 @@ def repeated(results: Results) -> dict[str, object]:
     return known | {"changes": changes, "within": within, "repeats": len(repeats)}
 
 
+def known(results: Results) -> dict[str, str]:
+    """Of scale desk: the gate's numbers, the price of pruning, and how many trainings of some runs failed."""
+    desk, numbers = results.at("desk"), {}
+    for name, run in {"sm": "sm", "scaled": "sm-scffn", "fused": "sm-scfuffn", "weight_norm": "sm-wnorm-ffn"}.items():
+        every = sum(outcomes(desk, run).values(), [])
+        numbers[name] = f"{sum(every)} of {len(every)}"
+    pruned, found = change(desk, "sm-scfuffni-6", "sm-ln-g").estimate, gate_values(desk, "sm-ln-g")
+    numbers["pruned"] = f"{pruned.text(0, signed=True)} %" if pruned else "not measured"
+    gate_of = (text(found.perplexity), text(found.best), f"{found.heads:.0%}") if found else ("not measured",) * 3
+    return numbers | dict(zip(("perplexity", "best", "heads"), gate_of, strict=True))
+
+
 def _outcome(perplexity: float, diverged_at: object) -> str:
     return f"diverged at {diverged_at}" if diverged_at else text(perplexity)
 
@@ -232,13 +274,15 @@ def learning_rates(results: Results) -> pd.DataFrame:
     whose order was predicted."""
     cells: dict[float, dict[str, str]] = defaultdict(dict)
     lines = read_csv(results.root / "results/desk/learning_rates.csv")
-    predicted = registered(results, "learning_rate_limits")
+    names = [notation(results, run) for run in registered(results, "learning_rate_limits")] if lines else []
     for line in lines:
         outcome = _outcome(float(line["eval_perplexity"] or math.nan), line["diverged_at_step"])
-        cells[float(line["learning_rate"])][line["run"]] = outcome
-    runs = dict.fromkeys([*predicted, *(line["run"] for line in lines)]) if lines else ()
-    table = pd.DataFrame({f"{rate:g}": cells[rate] for rate in sorted(cells)}, runs).fillna("–")
-    return table.rename(partial(notation, results)).rename_axis("configuration").reset_index()
+        larger = int(line["accumulation"] or 1)
+        name = notation(results, line["run"]) + (f", {larger} x batch" if larger > 1 else "")
+        cells[float(line["learning_rate"])][name] = outcome
+        names.append(name)
+    table = pd.DataFrame({f"{rate:g}": cells[rate] for rate in sorted(cells)}, dict.fromkeys(names)).fillna("–")
+    return table.rename_axis("configuration").reset_index()
 
 
 def pruning(results: Results) -> pd.DataFrame:
@@ -274,7 +318,7 @@ def against_ngrams(results: Results) -> Figure:
     tokens = desk.first(names[0]).metrics["tokens"]
     for order, perplexity in ngrams(results, "desk", tokens).items():
         if order > 1:
-            axes.axvline(perplexity, color=show.MUTED, linewidth=0.9, linestyle=":")
+            axes.axvline(perplexity, **NGRAM_LINE)
             axes.text(perplexity, -0.6, f"{order}", ha="center", color=show.MUTED)
     axes.set_yticks(range(len(names)), [notation(results, name) for name in names])
     axes.set(xlim=(None, SHOWN), ylim=(len(names) - 0.5, -1.3), xlabel="evaluation perplexity")

@@ -159,19 +159,21 @@ def with_front(found: pd.DataFrame) -> pd.DataFrame:
 
 
 def pareto(results: Results) -> Figure:
-    """Runs of GPT-2 at T=128: perplexity at the report's scale against GB of the optimised program."""
-    if results.file("two_party/ops.csv") is None:
-        return show.not_measured()
-    found, _ = points(results, "gpt2", 128, OPTIMISED)
-    usual = [name for name, run in costs.compared_runs(results).items() if not run.regularizer]
-    return draw_pareto(with_front(found[found["run"].isin(usual)]), "", results.scale)
+    """Rows of AERO's Table 4: published perplexity against GB of the optimised program, both of GPT-2's size."""
+    table, found = load("aero").tables["4"], []
+    for row in table.rows:
+        cost, perplexity = costs.row_costs(results, table, row.name).get(OPTIMISED), row.cells["ppl"].value
+        if cost is not None and perplexity is not None:
+            found.append((row.name, perplexity, cost.bytes))
+    frame = pd.DataFrame(found, columns=["architecture", "perplexity", "bytes"])
+    return draw_pareto(with_front(frame), "", "published perplexity")
 
 
-def draw_pareto(found: pd.DataFrame, title: str, scale: str) -> Figure:
-    """Perplexity against GB, both in logarithms; the front is a line. Named: the points of the front, and SM+LN+G."""
+def draw_pareto(found: pd.DataFrame, title: str, label: str) -> Figure:
+    """Perplexity (axis `label`) against GB, both in logarithms. Named: the points of the front, and SM+LN+G."""
     if found.empty:
         return show.not_measured()
-    figure, axes = show.subplots(height=3.3, layout=None)
+    figure, axes = show.subplots(height=3.0, layout=None)
     front, rest = found[found["front"]], found[~found["front"]]
     axes.step(front["bytes"] / GB, front["perplexity"], where="post", color=show.TUNED)
     for some, colour, size in ((rest, show.AS_WRITTEN, 18), (front, show.TUNED, 36)):
@@ -181,13 +183,12 @@ def draw_pareto(found: pd.DataFrame, title: str, scale: str) -> Figure:
         # No point lies below and to the left of the front.
         axes.annotate(point.architecture, (point.bytes / GB, point.perplexity), xytext=(-5, 1), ha="right",
                       textcoords="offset points", va="top")  # fmt: skip
-    axes.set(xscale="log", yscale="log", title=title)
+    axes.set(xscale="log", yscale="log", title=title, ylabel=label)
     axes.set_xlabel("communication of one private forward pass, GB (both directions)")
-    axes.set_ylabel(f"evaluation perplexity, scale {scale}")
     axes.grid()
     axes.margins(x=0.12, y=0.08)
     axes.set_xlim(left=found["bytes"].min() / GB / 2.6)
-    _ticks(axes, [digit * 10.0**power for power in range(-1, 4) for digit in (1, 1.5, 2, 3, 4, 5, 6, 8)])
+    _ticks(axes, [digit * 10.0**power for power in range(-1, 4) for digit in (1, 1.5, 2, 2.5, 3, 3.5, 4, 5, 6, 8)])
     return figure
 
 

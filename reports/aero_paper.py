@@ -45,8 +45,8 @@ show.prose(
     "feed-forward networks pruned.\n"
     "3. Penalty and temperature together change `SM+R` by {regularised_relu}, `SM+ScFuFFN` by {regularised}, and "
     "`SM+LN+G`, which has LayerNorm, by {regularised_layer_norm}.\n"
-    "4. Without LayerNorm a training can fail by chance: {sm} failed in `SM`, {scaled} in `SM+ScFFN`, {fused} in "
-    "`SM+ScFuFFN`, {weight_norm} in `SM+WNorm(FFN)`.\n"
+    "4. Without LayerNorm a training can fail by chance: `SM` failed in {sm} trainings, `SM+ScFFN` in {scaled}, "
+    "`SM+ScFuFFN` in {fused} and `SM+WNorm(FFN)` in {weight_norm}.\n"
     "5. At the papers' width `SM+G`, `SM+R` and `SM+ScFuFFN` diverged (one seed each): points 1 to 4 hold for small "
     "models only.",
     **numbers,
@@ -222,7 +222,7 @@ show.table(
     aero_entropy.failures(desk),
     "Failures",
     "Diverged, in this table: the loss became NaN, or a value left the range of float16, in which the papers "
-    "trained.",
+    "trained. Kept trainings only; some attempts at SM and SM+ScFuFFNi_7 diverged (section Training evidence).",
     sources=DESK["metrics"] + DESK["entropy"],
 )
 

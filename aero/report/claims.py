@@ -81,8 +81,8 @@ def decide(results: Results, claim: Claim) -> Decision:
     decision = verdicts.decide(rule, measured, **limits)
     notes = [decision.evidence]
     for other in larger:
-        if text := _measure(results.at(other), claim).text:
-            notes.append(f"at scale {other}, with too few seeds for a verdict: {text}")
+        found = _measure(results.at(other), claim)
+        notes.append(f"at scale {other}, with too few seeds for a verdict: {found.text or found.evidence}")
     return dataclasses.replace(decision, evidence="; ".join(filter(None, notes)))
 
 

@@ -20,9 +20,11 @@ from aero.report import appendix, claims, show
 from aero.report.papers import aero_entropy
 from aero.report.papers import private_tables as tables
 from aero.report.results import load
+from aero.report.statistics import evidence
 
 results = load()
-ENTROPY = [f"results/{results.scale}/entropy.jsonl"]
+desk = evidence(results)
+ENTROPY = [f"results/{desk.scale}/entropy.jsonl"]
 BENCH, ROBUSTNESS = "results/bench", "results/robustness"
 
 # %% [markdown]
@@ -127,7 +129,7 @@ for short, title in show.PAPERS.items():
 
 # %%
 show.figure(
-    aero_entropy.by_position(results),
+    aero_entropy.by_position(desk),
     "Entropy by query position",
     "First seed; mean over heads and held-out sequences at every position, one line per layer. Dotted: log i, the most "
     "that the causal mask allows.",
@@ -136,7 +138,7 @@ show.figure(
 
 # %%
 show.figure(
-    aero_entropy.temperatures(results),
+    aero_entropy.temperatures(desk),
     "Learned temperatures",
     "The logits are divided by t, one per head and query position, which starts at 0.01. Pink: below 0, which reverses "
     "the order of attention. First seed; all seeds are in reports/tables/learned_temperatures.csv.",

@@ -231,12 +231,14 @@ def temperatures(results: Results) -> Figure:
 
 
 def temperature_lines(results: Results) -> list[dict[str, object]]:
-    """Learned temperatures of every run that has them, for reports/tables/learned_temperatures.csv.
+    """Learned temperatures of every run that has them at the scale of `evidence`, for
+    reports/tables/learned_temperatures.csv.
 
     One line a run, seed, layer and head (mean over query positions), and one a layer ("mean" over heads) with its
     lowest and highest position and the share of positions below 0.
     """
     lines: list[dict[str, object]] = []
+    results = statistics.evidence(results)
     for name, entry in results.parameters.runs.items():
         if parse(entry.architecture).temperature:
             common = {"run": name, "architecture": entry.architecture, "scale": results.scale}

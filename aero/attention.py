@@ -13,10 +13,10 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
-from aero.row_entropy import attention_with_entropy, can_fuse, kept_blocks
+from aero.row_entropy import attention_with_entropy, kept_blocks
 
 MATRIX_UP_TO = 256
-"""Up to this context length, entropies are computed from the T x T matrix where there is no fused kernel. The committed
+"""Up to this context length, entropies are computed from the T x T matrix. The committed
 trainings of the laptop scale (T <= 256) used the matrix; blocks of rows would change their last bits."""
 
 KEPT_UP_TO = 512
@@ -44,7 +44,7 @@ def softmax_attention(
         return kept_blocks(query, key, value, 1 / math.sqrt(query.shape[-1]), entropy)
     if not entropy:
         return F.scaled_dot_product_attention(query, key, value, is_causal=True), None
-    if query.shape[-2] > MATRIX_UP_TO or can_fuse(query, value):
+    if query.shape[-2] > MATRIX_UP_TO:
         return attention_with_entropy(query, key, value, 1 / math.sqrt(query.shape[-1]))
     return matrix_attention(query, key, value)
 

@@ -30,7 +30,6 @@ EXTRAS = {
     **dict.fromkeys(("transformers", "accelerate"), "hf"),
     **dict.fromkeys(("matplotlib", "nbconvert", "pandas", "typst"), "report"),
     "dvc": "pipeline",
-    "submitit": "cluster",
 }
 """Optional packages, and the extra of pyproject.toml that installs each."""
 

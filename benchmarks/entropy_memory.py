@@ -18,7 +18,7 @@ import torch
 from torch import Tensor
 
 from aero.attention import KEPT_UP_TO, MATRIX_UP_TO, matrix_attention
-from aero.row_entropy import ROWS, blocked, kept_blocks
+from aero.row_entropy import ROWS, attention_with_entropy, kept_blocks
 from benchmarks import timing
 
 HEADS, WIDTH = 4, 64
@@ -28,7 +28,7 @@ MOST = {"matrix": 4096, "kept": 4096}
 WAYS: dict[str, Callable[[Tensor, Tensor, Tensor, float], tuple[Tensor, Tensor]]] = {
     "matrix": lambda query, key, value, scale: matrix_attention(query, key, value),
     "kept": lambda *inputs: kept_blocks(*inputs, entropy=True),
-    "blocks": blocked,
+    "blocks": attention_with_entropy,
 }
 
 

@@ -26,7 +26,7 @@ from aero.errors import UserError, check_minutes, run_main
 from aero.flops import count
 from aero.model import ModelConfig
 from aero.records import Row
-from aero.training.distributed import default_device
+from aero.training.kernels import default_device
 from aero.training.loop import Regularizer, Trainer, train
 from benchmarks.timing import save
 
@@ -116,7 +116,7 @@ def _steps(architecture: Architecture, config: ModelConfig, sizes: Sizes, device
     ids = torch.randint(0, sizes.vocabulary - 1, (4 * sizes.tokens,), generator=draw).numpy().astype("uint16")
     stream = TokenStream(ids, torch.tensor([0, len(ids)]).numpy().astype("uint64"))
     batch, precision = sizes.tokens // config.context, "bfloat16" if device == "cuda" else "float32"
-    batches = Batches(stream, config.context, batch, 1, packing=True, device=device)
+    batches = Batches(stream, config.context, batch, 1, packing=True)
     changes = {"steps": sizes.steps, "batch_size": batch, "precision": precision, "compile": compiled}
     # One batch is evaluated, at the first step and the last, outside what is timed.
     changes |= {"log_every": sizes.every, "evaluate_every": 10**9, "checkpoint_every": 10**9}

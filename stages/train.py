@@ -2,14 +2,11 @@
 
 What `dvc repro` trains is written to runs/default/RUN/seed_SEED/; any other run or seed, or one with --scale, to
 runs/scales/SCALE/RUN/seed_SEED/. The attention entropy is measured at the end.
-
-`torchrun --nproc-per-node N -m stages.train RUN` trains it on N processes.
 """
 
 from __future__ import annotations
 
 import argparse
-from contextlib import nullcontext
 from dataclasses import replace
 from pathlib import Path
 
@@ -17,7 +14,6 @@ from aero.config import load
 from aero.data.tokens import scale_root
 from aero.errors import UserError, run_main, seed_number
 from aero.records import keep, lock, require_committed
-from aero.training.distributed import join
 from aero.training.run import STATE, outcome_line, run_tokens, train_run
 
 
@@ -43,10 +39,8 @@ def main(arguments: list[str]) -> None:
         require_committed()
     tokens = run_tokens(parameters, run, root, chosen.tokens)
     folder = chosen.out or parameters.folder(run.name, run.seed, chosen.scale)
-    with join() as processes, lock(folder / STATE) if processes.first else nullcontext():
-        metrics = train_run(run, tokens, folder, processes=processes, unless_done=chosen.unless_done)
-        if not processes.first:
-            return
+    with lock(folder / STATE):
+        metrics = train_run(run, tokens, folder, unless_done=chosen.unless_done)
     if chosen.keep:
         keep([folder])
     print(f"{run.label}: {outcome_line(metrics)}")

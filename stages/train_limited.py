@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import argparse
 import json
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -18,10 +17,8 @@ from aero import records
 from aero.config import Parameters, ResolvedRun, load
 from aero.data.tokens import scale_root
 from aero.errors import UserError, check_minutes, interruption_noted, run_main
-from aero.training import catalogue
-from aero.training.distributed import default_device
+from aero.training.kernels import default_device
 from aero.training.run import outcome_line
-from aero.training.side_by_side import train_side_by_side
 from aero.training.time_limited import Ending, Limit, train_in_turn
 from stages.train_many import add_runs, chosen_runs, opener
 
@@ -31,12 +28,9 @@ def main(arguments: list[str]) -> None:
     add_runs(parser, "default: all of training_order, then further seeds")
     parser.add_argument("--minutes", type=float, help="time limit")
     parser.add_argument("--out", type=Path, required=True, help="folder of the results")
-    parser.add_argument("--together", type=int, default=1, help="small models trained at a time on one GPU (default 1)")
     parser.add_argument("--state", type=Path, help="folder of the runs (default runs/scales/SCALE)")
     chosen = parser.parse_args(arguments)
     check_minutes(chosen.minutes)
-    if chosen.together < 1:
-        raise UserError(f"--together {chosen.together}: at least 1")
     active = load()
     parameters, root = active.at_scale(chosen.scale), scale_root(chosen.scale, active.scale)
     tokens_of = opener(parameters, root, chosen.tokens)
@@ -44,7 +38,6 @@ def main(arguments: list[str]) -> None:
     def folder_of(run: ResolvedRun) -> Path:
         return (chosen.state or Path("runs/scales") / run.scale) / run.name / f"seed_{run.seed}"
 
-    found = catalogue.results()
     runs = wanted(parameters, chosen.runs, chosen.seeds)
     done = records.read_all_metrics(Path("results") / parameters.scale)
     here = records.read_all_metrics(chosen.out)
@@ -57,8 +50,7 @@ def main(arguments: list[str]) -> None:
         if done.get((run.name, run.seed), {}).get("config_hash") != run.hash(tokens_of(run).manifest)
     ]
     limit = Limit(None if chosen.minutes is None else 60 * chosen.minutes)
-    done_before = len(runs) - len(pending)
-    print(f"{done_before} of {len(runs)} trainings are done; {forecast(parameters, pending, found, limit)}", flush=True)
+    print(f"{len(runs) - len(pending)} of {len(runs)} trainings are done", flush=True)
     report = {
         "scale": parameters.scale,
         "minutes": chosen.minutes,
@@ -68,9 +60,7 @@ def main(arguments: list[str]) -> None:
         "left": [run.label for run in pending],
     }
     with interruption_noted() as limit.interrupted:
-        together = partial(train_side_by_side, together=chosen.together)
-        train = together if chosen.together > 1 else train_in_turn
-        for ended in train(pending, tokens_of, folder_of, limit):
+        for ended in train_in_turn(pending, tokens_of, folder_of, limit):
             if ended.metrics is not None:
                 training = records.read_training(folder_of(ended.run))
                 records.write_trainings(chosen.out, [training])
@@ -106,20 +96,6 @@ def note(report: dict[str, Any], ended: Ending, out: Path, limit: Limit) -> None
     report["trainings"].append({"training": ended.run.label, "how": ended.how, "outcome": line})
     records.write_text(out / "report.json", json.dumps(report | {"seconds": limit.elapsed()}, indent=1) + "\n")
     print(f"{ended.run.label}: {line}; {limit.elapsed():.0f} s elapsed", flush=True)
-
-
-def forecast(parameters: Parameters, pending: list[ResolvedRun], found: catalogue.Found, limit: Limit) -> str:
-    """Expected time of the pending trainings, and how many fit into the time limit."""
-    expected = [catalogue.expected_seconds(parameters, run.name, found) for run in pending]
-    if not expected:
-        return "nothing to train"
-    times = [seconds for seconds, _ in expected]
-    if None in times:
-        return f"{len(pending)} to train, unknown how long"
-    fitting = sum(limit.seconds is None or sum(times[: i + 1]) <= limit.seconds for i in range(len(times)))
-    basis = "as fast as committed results" if expected[0][1] else f"on the assumed {parameters.active.device}"
-    within = "" if limit.seconds is None else f", {fitting} of them in {limit.seconds / 60:g} minutes"
-    return f"{len(pending)} to train take {sum(times) / 60:.1f} minutes {basis}{within}"
 
 
 if __name__ == "__main__":

@@ -1,8 +1,7 @@
 """Train many runs: `python -m stages.train_many [RUN...] [--seeds 1337 1338] [--scale SCALE] [--jobs N]`.
 
-Each training is a separate process or, with --cluster, a separate job. A failed one does not stop the others; running
-the same command again resumes. Without RUN the default set is trained, as by `dvc repro`, in runs/default/; others are
-in runs/scales/SCALE/.
+Each training is a separate process. A failed one does not stop the others; running the same command again resumes.
+Without RUN the default set is trained, as by `dvc repro`, in runs/default/; others are in runs/scales/SCALE/.
 
 `python -m stages.train_limited` trains them in one process, for a time-limited machine.
 """
@@ -20,11 +19,10 @@ import torch
 
 from aero.config import Parameters, ResolvedRun, load
 from aero.data.tokens import Tokens, scale_root
-from aero.errors import UserError, check_minutes, run_main
+from aero.errors import UserError, run_main
 from aero.records import keep, read_all_metrics, read_metrics, require_committed
-from aero.training import catalogue
-from aero.training.launch import Training, run_here, run_on_cluster
-from aero.training.run import finished_metrics, has_entropy, outcome_line, run_tokens
+from aero.training.launch import Training, run_here
+from aero.training.run import finished_metrics, outcome_line, run_tokens
 
 
 def main(arguments: list[str]) -> None:
@@ -33,13 +31,7 @@ def main(arguments: list[str]) -> None:
     parser.add_argument("--catalogue", action="store_true", help="every run and seed outside the default set")
     parser.add_argument("--jobs", type=int, help="trainings at a time (default: one per GPU, else one per core)")
     parser.add_argument("--keep", action="store_true", help="add every result to results/SCALE/ as it comes")
-    parser.add_argument("--cluster", choices=("slurm", "local"), help="submit jobs through submitit")
-    parser.add_argument("--minutes", type=float, help="time limit of a cluster job (default a day)")
-    parser.add_argument("--gpus", type=int, default=0, help="GPUs of a cluster job")
-    parser.add_argument("--cpus", type=int, default=4, help="cores of a cluster job")
-    parser.add_argument("--partition", help="SLURM partition")
     chosen = parser.parse_args(arguments)
-    check_minutes(chosen.minutes)
     active = load()
     parameters = active.at_scale(chosen.scale)
     jobs = chosen.jobs if chosen.jobs is not None else len(gpus()) or len(os.sched_getaffinity(0))
@@ -53,14 +45,8 @@ def main(arguments: list[str]) -> None:
         wanted = [(run, seed) for run in runs for seed in dict.fromkeys(chosen.seeds or parameters.seeds)]
     pending = missing(parameters, wanted, chosen, scale_root(chosen.scale, active.scale))
     print(f"{len(wanted) - len(pending)} of {len(wanted)} trainings are done, {jobs} at a time", flush=True)
-    if chosen.cluster:
-        minutes = max(1, round(chosen.minutes or 24 * 60))
-        resources = {"timeout_min": minutes, "gpus_per_node": chosen.gpus, "cpus_per_task": chosen.cpus}
-        resources |= {"slurm_partition": chosen.partition} if chosen.partition else {}
-        done = run_on_cluster(pending, Path("runs/.cluster"), chosen.cluster, jobs, **resources)
-    else:
-        done = run_here(pending, jobs, gpus())
-    failed, left, began, found = [], {one.name: one for one in pending}, time.monotonic(), catalogue.results()
+    done = run_here(pending, jobs, gpus())
+    failed, ended_count, began = [], len(wanted) - len(pending), time.monotonic()
     with contextlib.closing(done):
         for training, failure in done:
             if failure is None and chosen.keep:
@@ -70,14 +56,11 @@ def main(arguments: list[str]) -> None:
                     failure = f"trained, but not kept: {error}"
             failed += [training.name] if failure else []
             ended = f"failed: {failure}" if failure else outcome_line(read_metrics(training.folder))
-            del left[training.name]
-            times = [catalogue.expected_seconds(parameters, one.run, found)[0] for one in left.values()]
-            spent = (time.monotonic() - began) / (len(pending) - len(left))
-            seconds = len(times) * spent if None in times else sum(times) / jobs
-            remaining = f"; about {max(1, round(seconds / 60))} min left" if left else ""
-            print(
-                f"training {len(wanted) - len(left)} of {len(wanted)}, {training.name}: {ended}{remaining}", flush=True
-            )
+            ended_count += 1
+            left = len(wanted) - ended_count
+            minutes = (time.monotonic() - began) / 60 / (len(pending) - left) * left
+            remaining = f"; about {max(1, round(minutes))} min left" if left else ""
+            print(f"training {ended_count} of {len(wanted)}, {training.name}: {ended}{remaining}", flush=True)
     if failed:
         raise UserError(f"{len(failed)} of {len(wanted)} trainings failed ({', '.join(failed)}); the others are done")
 
@@ -95,7 +78,7 @@ def missing(
         metrics = finished_metrics(folder, run.hash(tokens.manifest), True)
         if kept is not None and metrics and kept.get((name, seed), {}).get("provenance") != metrics["provenance"]:
             metrics = None
-        if not metrics or not has_entropy(folder, run, tokens):
+        if not metrics:
             found.append(Training(name, seed, parameters.scale, folder.absolute(), Path.cwd(), further))
     return found
 

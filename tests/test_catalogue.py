@@ -22,7 +22,6 @@ from aero.report.results import load as load_results
 from aero.training.catalogue import (
     achieved_flops,
     cost,
-    expected_seconds,
     results,
     status,
     tokens,
@@ -287,18 +286,3 @@ def test_further_seeds_come_last_and_only_for_what_is_compared() -> None:
     first = [(run, 1337) for run in ("sm-ln-g", "sm-g", "sm", "core-elu-hot", "sm-ln-g")]
     expected = first + [(run, seed) for run in ("sm-ln-g", "sm-g", "sm") for seed in (1338, 1339)]
     assert [(run.name, run.seed) for run in wanted(few, [], None)] == expected
-
-
-def test_expected_seconds_come_from_results_where_there_are_any(tmp_path: Path) -> None:
-    gpu = PARAMETERS.at_scale("gpu")
-    seconds, measured = expected_seconds(gpu, "sm", {})
-    assert not measured and seconds == pytest.approx(training_flops(gpu.resolve("sm")) / (989e12 * 0.3))
-    write_metrics(
-        tmp_path / "results/gpu",
-        scale="gpu",
-        tokens_per_second=4e5,
-        provenance={"device": "NVIDIA H200", "cpu_seconds": 1.0},
-    )
-    seconds, measured = expected_seconds(gpu, "sm", results(tmp_path))
-    assert measured and seconds == pytest.approx(tokens(gpu.resolve("sm")) / 4e5)
-    assert expected_seconds(PARAMETERS.at_scale("smoke"), "sm", {}) == (None, False)

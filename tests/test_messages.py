@@ -64,7 +64,7 @@ def test_a_defect_keeps_its_traceback():
         run_main(lambda _: importlib.import_module("nowhere_at_all"), [])
 
 
-@pytest.mark.parametrize(("package", "extra"), [("spu", "two-party"), ("submitit", "cluster"), ("pyarrow", "corpora")])
+@pytest.mark.parametrize(("package", "extra"), [("spu", "two-party"), ("pyarrow", "corpora")])
 def test_a_package_that_is_not_installed_names_its_extra(package, extra, monkeypatch, capsys):
     monkeypatch.setitem(sys.modules, package, None)
     with pytest.raises(SystemExit) as ended:

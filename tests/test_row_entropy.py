@@ -1,6 +1,4 @@
-"""Row entropies without the T x T matrix, against the matrix, plain loops and bounds. On a CPU FlexAttention is run
-uncompiled; the fused kernel itself needs a GPU.
-"""
+"""Row entropies without the T x T matrix, against the matrix, plain loops and bounds."""
 
 import math
 
@@ -17,8 +15,7 @@ from aero.architecture import parse
 from aero.attention import matrix_attention, softmax_attention
 from aero.entropy import EntropyRegularizer, entropy_regularization
 from aero.model import GPT, ModelConfig
-from aero.row_entropy import attention_with_entropy, blocked, causal_blocks, fused, kept_blocks
-from aero.training.kernels import eager
+from aero.row_entropy import attention_with_entropy, kept_blocks
 
 
 def random_inputs(context, width=16, heads=3, size=2.0, dtype=torch.float32, seed=0):
@@ -32,19 +29,8 @@ def by_matrix(query, key, value, scale):
     return probabilities @ value, entropies
 
 
-def matrix_kernel(query, key, values, scale):
-    """What a fused kernel returns: averaged values and log-sum-exp."""
-    future = torch.ones(query.shape[-2], key.shape[-2], dtype=torch.bool).triu(1)
-    logits = (scale * query @ key.transpose(-2, -1)).masked_fill(future, -torch.inf)
-    return logits.softmax(-1) @ values, logits.logsumexp(-1)
-
-
 def by_kept_blocks(query, key, value, scale):
     return kept_blocks(query, key, value, scale, entropy=True)
-
-
-def by_fusing(query, key, value, scale):
-    return fused(query, key, value, scale, attend=matrix_kernel)
 
 
 def values_and_gradients(way, inputs, scale=0.25):
@@ -56,10 +42,8 @@ def values_and_gradients(way, inputs, scale=0.25):
 
 
 @pytest.mark.parametrize("context", [1, 64, 65, 150])
-@pytest.mark.parametrize("joint_width", [0, 128])
-@pytest.mark.parametrize("way", [blocked, by_kept_blocks, by_fusing])
-def test_values_and_gradients_are_those_of_the_matrix(way, joint_width, context, monkeypatch):
-    monkeypatch.setattr(row_entropy, "JOINT_WIDTH", joint_width)
+@pytest.mark.parametrize("way", [attention_with_entropy, by_kept_blocks])
+def test_values_and_gradients_are_those_of_the_matrix(way, context):
     inputs = random_inputs(context)
     for given_, expected in zip(
         values_and_gradients(way, inputs), values_and_gradients(by_matrix, inputs), strict=True
@@ -73,11 +57,10 @@ def test_gradients_against_finite_differences(monkeypatch):
     seen = torch.rand(2, 1, 7, 7) < 0.6  # some rows see nothing
 
     def masked(query, key, value):
-        return blocked(query, key, value, 0.5, lambda start, stop: seen[:, :, start:stop])
+        return attention_with_entropy(query, key, value, 0.5, lambda start, stop: seen[:, :, start:stop])
 
-    assert torch.autograd.gradcheck(lambda *x: blocked(*x, 0.5), inputs)
+    assert torch.autograd.gradcheck(lambda *x: attention_with_entropy(*x, 0.5), inputs)
     assert torch.autograd.gradcheck(masked, inputs)
-    assert torch.autograd.gradcheck(lambda *x: by_fusing(*x, 0.5), inputs)
     assert torch.autograd.gradcheck(lambda *x: by_kept_blocks(*x, 0.5), inputs)
     assert torch.autograd.gradcheck(lambda *x: kept_blocks(*x, 0.5, False)[0], inputs)
 
@@ -90,8 +73,8 @@ def test_entropy_under_any_mask_against_loops(seed, context, size, rows):
     seen = torch.rand(1, 2, context, context, generator=generator) < 0.5
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(row_entropy, "ROWS", rows)
-        output, entropies = blocked(q, k, v, size, lambda start, stop: seen[:, :, start:stop])
-        shifted = blocked(q, k + 3.0, v, size, lambda start, stop: seen[:, :, start:stop])[1]
+        output, entropies = attention_with_entropy(q, k, v, size, lambda start, stop: seen[:, :, start:stop])
+        shifted = attention_with_entropy(q, k + 3.0, v, size, lambda start, stop: seen[:, :, start:stop])[1]
     bound = seen.sum(-1).clamp_min(1).double().log()
     assert (entropies >= -1e-12).all() and (entropies <= bound + 1e-9).all()
     torch.testing.assert_close(shifted, entropies, atol=1e-9, rtol=0)  # every logit of a row moves by 3 size sum(q)
@@ -107,25 +90,11 @@ def test_entropy_under_any_mask_against_loops(seed, context, size, rows):
             torch.testing.assert_close(output[0, h, i], sum(x * v[0, h, j] for x, j in zip(p, keys, strict=True)))
 
 
-@pytest.fixture
-def flex_on_a_cpu(monkeypatch):
-    """FlexAttention as it stands, which refuses gradients on a CPU, though it has them."""
-    from torch.nn.attention import flex_attention as flex
-
-    monkeypatch.setattr(row_entropy, "_compiled", lambda function: function)
-    monkeypatch.setattr(flex, "_validate_device", lambda *tensors: None)
-
-
-@pytest.mark.filterwarnings("ignore:flex_attention called without")
-@pytest.mark.parametrize("joint_width", [0, 128])
 @pytest.mark.parametrize("bad", [math.nan, math.inf])
 @pytest.mark.parametrize("where", ["query", "key"])
-@pytest.mark.parametrize("way", [blocked, by_kept_blocks, by_fusing, fused])
-def test_a_logit_that_is_not_finite_makes_its_row_nan_and_no_other(
-    way, where, bad, joint_width, monkeypatch, flex_on_a_cpu
-):
+@pytest.mark.parametrize("way", [attention_with_entropy, by_kept_blocks])
+def test_a_logit_that_is_not_finite_makes_its_row_nan_and_no_other(way, where, bad):
     """A query's row, or the rows that see a key: all after it where it is NaN, else those whose logit becomes +inf."""
-    monkeypatch.setattr(row_entropy, "JOINT_WIDTH", joint_width)
     inputs = [x.detach().clone() for x in random_inputs(70)]
     with_bad = inputs[where == "key"][0, 1]  # (T, d)
     with_bad[66, 3] = bad
@@ -148,7 +117,7 @@ def test_a_logit_that_is_not_finite_makes_its_row_nan_and_no_other(
 
 @given(st.integers(0, 10_000), st.integers(1, 40), st.floats(0.0, 100.0), st.floats(-50.0, 50.0))
 @settings(max_examples=20, deadline=None)
-@pytest.mark.parametrize("way", [blocked, by_kept_blocks, by_fusing])
+@pytest.mark.parametrize("way", [attention_with_entropy, by_kept_blocks])
 def test_entropies_lie_between_0_and_log_i_and_ignore_a_shift(way, seed, context, size, shift):
     """In float32, with logits up to some hundreds; all logits of a row are shifted by a part that all keys share."""
     generator = torch.Generator().manual_seed(seed)
@@ -164,21 +133,7 @@ def test_entropies_lie_between_0_and_log_i_and_ignore_a_shift(way, seed, context
     torch.testing.assert_close(shifted, entropies, atol=float(2e-6 * largest) + 1e-6, rtol=1e-4)
 
 
-def test_nothing_is_fused_if_compiling_is_not_allowed(monkeypatch):
-
-    class OnGpu:
-        device, dtype, shape = torch.device("cuda"), torch.float32, (1, 1, 128, 64)
-
-    monkeypatch.setattr(row_entropy, "_TRITON", True)
-    assert row_entropy.can_fuse(OnGpu, OnGpu)
-    with eager():
-        assert not row_entropy.can_fuse(OnGpu, OnGpu)
-    assert row_entropy.can_fuse(OnGpu, OnGpu)
-    OnGpu.shape = (1, 1, 129, 64)
-    assert not row_entropy.can_fuse(OnGpu, OnGpu)
-
-
-@pytest.mark.parametrize("way", [matrix_attention, blocked, by_kept_blocks])
+@pytest.mark.parametrize("way", [matrix_attention, attention_with_entropy, by_kept_blocks])
 def test_gradients_are_the_same_when_backward_is_called_under_autocast(way):
     """As the search for the place where a gradient breaks does."""
     inputs = random_inputs(20)
@@ -190,25 +145,14 @@ def test_gradients_are_the_same_when_backward_is_called_under_autocast(way):
         torch.testing.assert_close(given_, other, atol=0, rtol=0)
 
 
-@pytest.mark.parametrize(("name", "value"), [("can_fuse", lambda query, value: True), ("MATRIX_UP_TO", 39)])
-def test_the_matrix_is_used_for_short_contexts_without_a_fused_kernel_only(name, value, monkeypatch):
+def test_the_matrix_is_used_for_short_contexts_only(monkeypatch):
     inputs = random_inputs(40)
     temperature = torch.rand(3, 40) + 0.5
     expected = softmax_attention(*inputs, temperature, entropy=True)
     monkeypatch.setattr(attention, "matrix_attention", None)  # must not be called
-    monkeypatch.setattr(attention, name, value)
+    monkeypatch.setattr(attention, "MATRIX_UP_TO", 39)
     for given_, other in zip(softmax_attention(*inputs, temperature, entropy=True), expected, strict=True):
         torch.testing.assert_close(given_, other, atol=1e-5, rtol=1e-5)
-
-
-@pytest.mark.filterwarnings("ignore:flex_attention called without")
-@pytest.mark.parametrize("joint_width", [0, 128])
-def test_flex_attention_gives_the_same_values_and_gradients(joint_width, monkeypatch, flex_on_a_cpu):
-    monkeypatch.setattr(row_entropy, "JOINT_WIDTH", joint_width)
-    inputs = random_inputs(150)
-    found, expected = (values_and_gradients(way, inputs) for way in (fused, by_matrix))
-    for given_, other in zip(found, expected, strict=True):
-        torch.testing.assert_close(given_, other, atol=1e-5, rtol=0)
 
 
 def test_the_compiler_traces_it_as_one_graph():
@@ -226,17 +170,6 @@ def on_a_gpu(inputs):
 def in_float64(way, inputs, scale):
     """Values and gradients on a CPU."""
     return values_and_gradients(way, [x.detach().cpu().double().requires_grad_() for x in inputs], scale)
-
-
-@pytest.mark.skipif(not torch.cuda.is_available(), reason="the fused kernel needs a GPU")
-@pytest.mark.parametrize("context", [128, 1024, 4096])
-@pytest.mark.parametrize("width", [16, 64, 96, 128])
-def test_the_fused_kernel_on_a_gpu_equals_the_matrix(width, context):
-    inputs = on_a_gpu(random_inputs(context, width=width, heads=1, size=1.0))
-    assert row_entropy.can_fuse(inputs[0], inputs[2])
-    found = values_and_gradients(attention_with_entropy, inputs, 1 / math.sqrt(width))
-    for given_, other in zip(found, in_float64(by_matrix, inputs, 1 / math.sqrt(width)), strict=True):
-        torch.testing.assert_close(given_.cpu().double(), other, atol=1e-5, rtol=1e-5)
 
 
 def assert_as_exact_as_float32(way, inputs, bounds=None):
@@ -263,37 +196,16 @@ SIZES = [1.0, 12.0, 40.0, 100.0]
 
 
 @pytest.mark.parametrize("size", [1.0, 40.0])
-@pytest.mark.parametrize("way", [blocked, by_kept_blocks, by_fusing])
+@pytest.mark.parametrize("way", [attention_with_entropy, by_kept_blocks])
 def test_errors_of_values_and_gradients_at_large_logits(way, size):
     """The bounds in the docstring of `attention_with_entropy`."""
     assert_as_exact_as_float32(way, random_inputs(256, width=64, size=size), (5e-7, 2e-7))
 
 
-@pytest.mark.skipif(not torch.cuda.is_available(), reason="the fused kernel needs a GPU")
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
 @pytest.mark.parametrize("size", SIZES)
 def test_errors_at_large_logits_on_a_gpu(size):
-    assert_as_exact_as_float32(fused, on_a_gpu(random_inputs(1024, width=64, size=size)))
-
-
-@pytest.mark.parametrize("context", [1, 128, 300])
-def test_the_causal_block_mask_equals_that_of_create_block_mask(context):
-    from torch.nn.attention.flex_attention import create_block_mask
-
-    found = create_block_mask(lambda b, h, q, k: k <= q, None, None, context, context, device="cpu")
-    ours = causal_blocks(context, torch.device("cpu"))
-    assert ours.shape == found.shape
-    for numbers, indices in (
-        ("kv_num_blocks", "kv_indices"),
-        ("full_kv_num_blocks", "full_kv_indices"),
-        ("q_num_blocks", "q_indices"),
-        ("full_q_num_blocks", "full_q_indices"),
-    ):
-        counts = getattr(ours, numbers)
-        assert torch.equal(counts, getattr(found, numbers)), numbers
-        assert counts.dtype == torch.int32 and getattr(ours, indices).dtype == torch.int32
-        for row, count in enumerate(counts[0, 0].tolist()):
-            mine, theirs = (getattr(mask, indices)[0, 0, row, :count].tolist() for mask in (ours, found))
-            assert sorted(mine) == sorted(theirs), indices
+    assert_as_exact_as_float32(attention_with_entropy, on_a_gpu(random_inputs(1024, width=64, size=size)))
 
 
 def test_kept_blocks_save_the_causal_half_and_its_logarithms():

@@ -135,8 +135,6 @@ _NOTED = {
     "split": "split",
     "replaced_characters": "not UTF-8, with characters replaced by U+FFFD (convert them to UTF-8)",
     "skipped_binary": "skipped, binary or UTF-16",
-    "skipped_not_utf8": "skipped, not UTF-8",
-    "skipped_not_python": "skipped, not Python",
 }
 
 

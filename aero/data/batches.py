@@ -40,12 +40,8 @@ class Batches:
         batch_size: int,
         seed: int,
         packing: bool = False,
-        device: torch.device | str = "cpu",
     ) -> None:
-        """ValueError if the stream has fewer chunks of `context` tokens than `batch_size`.
-
-        device: where batches are. On another than the CPU the whole stream is held there, 4 bytes a token.
-        """
+        """ValueError if the stream has fewer chunks of `context` tokens than `batch_size`."""
         self.context, self.batch_size, self.seed = context, batch_size, seed
         self._stream = stream
         self._starts = chunk_starts(stream, context, packing)
@@ -54,9 +50,6 @@ class Batches:
                 f"the corpus has {len(self._starts)} chunks of {context} tokens, fewer than one batch of {batch_size};"
                 " use more text, a smaller batch_size or context, or corpus.packing=true"
             )
-        self._resident = None
-        if torch.device(device).type != "cpu":
-            self._resident = torch.from_numpy(stream.tokens.astype(np.int32)).to(device)
         self._epoch = -1
         self._order = np.empty(0, dtype=np.int64)
 
@@ -73,10 +66,7 @@ class Batches:
             self._order = generator.permutation(len(self._starts))
             self._epoch = epoch
         chosen = self._order[place * self.batch_size : (place + 1) * self.batch_size]
-        if self._resident is None:
-            return _gather(self._stream, self._starts[chosen], self.context)
-        starts = torch.from_numpy(self._starts[chosen]).to(self._resident.device)
-        return self._resident[starts[:, None] + torch.arange(self.context, device=starts.device)].long()
+        return _gather(self._stream, self._starts[chosen], self.context)
 
 
 def evaluation_batches(

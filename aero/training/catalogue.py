@@ -177,12 +177,3 @@ def achieved_flops(parameters: Parameters, found: Found) -> float | None:
             flops = training_flops(run) / tokens(run)
             speeds += [flops * speed for result in of_run if (speed := result.tokens_per_second) > 0]
     return statistics.median(speeds) if speeds else None
-
-
-def expected_seconds(parameters: Parameters, run: str, found: Found) -> tuple[float | None, bool]:
-    """Expected training time of `run` at the active scale (None if unknown), and whether it comes from results there;
-    otherwise the speed of the scale's device is assumed.
-    """
-    measured = any(scale == parameters.scale for scale, _ in found)
-    hours = cost(parameters, run, found, MEASURED if measured else "").hours
-    return None if hours is None else 3600 * hours, measured

@@ -10,7 +10,6 @@ from torch import Tensor
 from aero.attention_kernels import causal_mask
 from aero.model import GPT
 from aero.records import Row, finite
-from aero.training.distributed import ALONE, Processes
 from aero.training.kernels import eager
 
 FLOAT16_MAX = 65504.0
@@ -56,8 +55,8 @@ def attention_columns(model: GPT, ids: Tensor) -> Row:
 
 
 @torch.no_grad()
-def find_nonfinite(model: GPT, ids: Tensor, step: int, processes: Processes = ALONE) -> dict[str, Any]:
-    """The first layer whose output is not finite on `ids`, of any process: {"step", "layer", "where"}.
+def find_nonfinite(model: GPT, ids: Tensor, step: int) -> dict[str, Any]:
+    """The first layer whose output is not finite on `ids`: {"step", "layer", "where"}.
 
     If all activations and logits are finite, "gradient of weights" and the layer nearest to the loss whose weights have
     a gradient that is not finite; "gradient" without a layer if there is none, as only the norm is not finite.
@@ -74,5 +73,5 @@ def find_nonfinite(model: GPT, ids: Tensor, step: int, processes: Processes = AL
             places.append((layer, "gradient of weights"))
     places.append((None, "gradient"))
     first = next((index for index, value in enumerate(values) if not torch.isfinite(value).all()), len(values))
-    layer, where = places[processes.lowest(first)]
+    layer, where = places[first]
     return {"step": step, "layer": layer, "where": where}

@@ -15,10 +15,14 @@ from torch.nn.utils.parametrize import is_parametrized
 from torch.overrides import TorchFunctionMode
 
 from aero.model import GPT
-from aero.row_entropy import without_compiling
 from aero.training.schedule import takes_faster_kernels
 
 TokenLoss = Callable[[Tensor, Tensor], Tensor]
+
+
+def default_device() -> str:
+    """The device that trainings take."""
+    return "cuda" if torch.cuda.is_available() else "cpu"
 
 
 def compile_step(model: GPT, token_loss: TokenLoss, backend: str = "inductor") -> TokenLoss:
@@ -40,26 +44,11 @@ def compile_step(model: GPT, token_loss: TokenLoss, backend: str = "inductor") -
 @contextlib.contextmanager
 def eager() -> Iterator[None]:
     """Nothing is compiled within: measurements would compile every block again for their own mode and precision."""
-    with without_compiling():
-        if "torch._dynamo" not in sys.modules:
-            yield
-            return
-        with torch.compiler.set_stance("force_eager"):
-            yield
-
-
-@contextlib.contextmanager
-def tensor_cores(device: torch.device | str) -> Iterator[None]:
-    """Use TF32 (10 bits of mantissa) for float32 matrix multiplications on a GPU."""
-    if torch.device(device).type != "cuda":
+    if "torch._dynamo" not in sys.modules:
         yield
         return
-    before = torch.get_float32_matmul_precision()
-    torch.set_float32_matmul_precision("high")
-    try:
+    with torch.compiler.set_stance("force_eager"):
         yield
-    finally:
-        torch.set_float32_matmul_precision(before)
 
 
 def faster_matmul(model: nn.Module) -> contextlib.AbstractContextManager[Any]:

@@ -1,4 +1,4 @@
-"""Many trainings at once: on this machine, or as jobs of a cluster's scheduler through submitit.
+"""Many trainings at once on this machine.
 
 Every training is a process of its own (`stages.train`): one that fails stops no other, and one that was killed resumes
 when it is started again.
@@ -13,12 +13,6 @@ import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
-
-from aero.errors import UserError
-
-if TYPE_CHECKING:
-    import submitit
 
 
 @dataclass(frozen=True)
@@ -36,23 +30,8 @@ class Training:
     def name(self) -> str:
         return f"{self.run} seed {self.seed}"
 
-    def __call__(self) -> str | None:
-        """Train, unless that is done; None, or one line why it failed. The output goes to output.txt in the folder."""
-        process = self.start()
-        try:
-            return self.failure(process)
-        finally:  # if the scheduler interrupts the wait, no process may keep the lock on the state
-            process.terminate()
-            process.wait()
-
-    def checkpoint(self) -> submitit.helpers.DelayedSubmission:
-        """Called by submitit when the scheduler takes the machine away: submits the same again, which resumes."""
-        from submitit.helpers import DelayedSubmission
-
-        return DelayedSubmission(self)
-
     def start(self, **environment: str) -> subprocess.Popen:
-        """Start the training with further environment variables."""
+        """Start the training with further environment variables. The output goes to output.txt in the folder."""
         self.folder.mkdir(parents=True, exist_ok=True)
         which = [self.run, "--seed", str(self.seed), "--scale", self.scale, "--out", str(self.folder)]
         command = [sys.executable, "-m", "stages.train", *which, "--unless-done", *self.arguments]
@@ -98,28 +77,3 @@ def run_here(
             process.terminate()
         for _, process in running.values():
             process.wait()
-
-
-def run_on_cluster(
-    trainings: Sequence[Training], folder: Path, cluster: str, jobs: int, **resources: Any
-) -> Iterator[tuple[Training, str | None]]:
-    """Submit `trainings` as one job array, `jobs` at a time; yields each with None or the reason it failed.
-
-    cluster: "slurm", or "local" for submitit's executor on this machine. folder: submitit's job files.
-    resources: submitit's parameters, such as timeout_min, gpus_per_node, slurm_partition.
-    UserError if the scheduler refuses.
-    """
-    import submitit
-
-    try:
-        executor = submitit.AutoExecutor(folder=folder, cluster=cluster)
-        executor.update_parameters(name="aero", slurm_array_parallelism=jobs, **resources)
-        with executor.batch():
-            submitted = [executor.submit(training) for training in trainings]
-    except (RuntimeError, OSError, subprocess.SubprocessError, submitit.core.utils.FailedJobError) as error:
-        raise UserError(f"{cluster} refuses the jobs: {error}") from None
-    of_job = dict(zip((job.job_id for job in submitted), trainings, strict=True))
-    for job in submitit.helpers.as_completed(submitted, poll_frequency=1 if cluster == "local" else 20):
-        failure = job.exception()
-        line = job.result() if failure is None else str(failure).strip().splitlines()[-1]
-        yield of_job[job.job_id], line

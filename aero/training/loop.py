@@ -6,7 +6,6 @@ Letters of shapes: B sequences, T tokens, L layers, H heads, V vocabulary.
 from __future__ import annotations
 
 import contextlib
-import itertools
 import math
 import time
 from collections.abc import Callable, Iterable, Sequence
@@ -23,14 +22,13 @@ from aero import records
 from aero.architecture import Architecture
 from aero.attention_kernels import causal_mask
 from aero.data.batches import Batches
-from aero.entropy import Reduction, entropy_regularization, headwise
+from aero.entropy import Reduction, entropy_regularization
 from aero.errors import interruption_noted
 from aero.model import GPT, ModelConfig
 from aero.records import Row, finite
 from aero.schema import TrainParameters
 from aero.training import diagnostics, state
-from aero.training.distributed import ALONE, Processes
-from aero.training.kernels import compile_step, eager, faster_matmul, tensor_cores
+from aero.training.kernels import compile_step, eager, faster_matmul
 from aero.training.schedule import learning_rate_factor, make_optimizer
 from aero.training.state import Outcome
 
@@ -47,7 +45,7 @@ class Regularizer:
 @dataclass(frozen=True)
 class Step:
     """One step before its update: mean loss and penalty of the batch, norm of the gradient before clipping; of every
-    micro-batch its ids and its loss in this process."""
+    micro-batch its ids and its loss."""
 
     loss: float
     penalty: float
@@ -69,23 +67,20 @@ def next_token_loss(logits: Tensor, ids: Tensor) -> Tensor:
 
 
 @torch.no_grad()
-def evaluate(
-    model: GPT, batches: Iterable[Tensor], device: torch.device | str = "cpu", processes: Processes = ALONE
-) -> float:
-    """Mean next-token loss in nats over all predicted tokens of `batches`, which the processes share.
+def evaluate(model: GPT, batches: Iterable[Tensor], device: torch.device | str = "cpu") -> float:
+    """Mean next-token loss in nats over all predicted tokens of `batches`.
 
-    In float32; on a GPU with TF32 matrix multiplications.
+    In float32.
     """
     model.eval()
     total, tokens = 0.0, 0
-    with eager(), tensor_cores(device), faster_matmul(model):
-        for ids in itertools.islice(batches, processes.rank, None, processes.count):
+    with eager(), faster_matmul(model):
+        for ids in batches:
             ids = ids.to(device)
             predicted = ids[:, 1:].numel()
             total += next_token_loss(model(ids), ids).item() * predicted
             tokens += predicted
     model.train()
-    total, tokens = processes.total(total, tokens)
     if not tokens:
         raise ValueError("no evaluation batch: the validation split has too few tokens for one sequence")
     return total / tokens
@@ -97,31 +92,24 @@ def train(
     state_hash: str = "",
     label: str = "",
     stop: Callable[[], bool] | None = None,
-    observers: Sequence[Any] = (),
+    log: Callable[[list[Row]], None] = lambda rows: None,
 ) -> Outcome:
     """Train one model; resumes from `state_path` if it holds a state with the same `state_hash`.
 
     A run that is killed and started again ends with the same weights as one that was not, bit for bit on a CPU. A
     non-finite loss or gradient ends the run in order. SIGINT or SIGTERM raises KeyboardInterrupt after the step, with a
-    saved state (but at once with several processes, which would stop apart). `stop` is called before every step; True
-    ends the training there with a saved state and `Outcome.steps_done` below `settings.steps`.
-
-    Several processes share every batch and end with the same weights; the first one writes the state and calls
-    `observers`, which have the methods of `LiveLog`. `settings.compile` has an effect on CUDA only.
+    saved state. `stop` is called before every step; True ends the training there with a saved state and
+    `Outcome.steps_done` below `settings.steps`. `log` is called with all rows after each. `settings.compile` has an
+    effect on CUDA only.
     """
     training.resume(state_path, state_hash)
-    settings, processes = training.settings, training.processes
-    outcome, observers = training.outcome, observers if processes.first else ()
-    hidden = None if processes.first else True  # None: shown in a terminal
+    settings, outcome = training.settings, training.outcome
     done = outcome.steps_done
-    bar = tqdm(total=settings.steps, initial=done, desc=label, unit="step", disable=hidden, mininterval=1.0)
-    noted = contextlib.nullcontext(lambda: False) if processes.several else interruption_noted()
-    with bar, faster_matmul(training.model), noted as interrupted, contextlib.ExitStack() as followed:
-        for observer in observers:
-            followed.callback(observer.end)
-            observer.begin(outcome.rows)
+    bar = tqdm(total=settings.steps, initial=done, desc=label, unit="step", disable=None, mininterval=1.0)
+    log(outcome.rows)
+    with bar, faster_matmul(training.model), interruption_noted() as interrupted:
         for step in range(outcome.steps_done, settings.steps):
-            if stop is not None and processes.total(stop())[0]:
+            if stop is not None and stop():
                 training.save()
                 return outcome
             result = training.train_step(step)
@@ -132,8 +120,7 @@ def train(
                 row = training.log_row(step, result)
             if row is not None:
                 outcome.rows.append(row)
-                for observer in observers:
-                    observer.add(row)
+                log(outcome.rows)
                 rate = row["tokens"] / max(row["seconds"], 1e-9)
                 bar.set_postfix_str(f"loss {result.loss:.3f}, {rate:,.0f} tokens/s", refresh=False)
             if outcome.diverged_at_step is not None:
@@ -161,17 +148,16 @@ class Trainer:
         evaluation: list[Tensor],
         seed: int,
         device: torch.device | str = "cpu",
-        processes: Processes = ALONE,
     ) -> None:
         if settings.log_attention and architecture.block == "he_hofmann":
             raise ValueError(f"{architecture}: log_attention does not support shaped attention; remove it")
         plain = (architecture.block, architecture.core, architecture.weight_norm) == ("pre_ln", "softmax", None)
-        if settings.qk_clip and (not plain or config.kv_heads or processes.several):
-            raise ValueError(f"{architecture}: qk_clip needs plain softmax attention in one process; remove it")
+        if settings.qk_clip and (not plain or config.kv_heads):
+            raise ValueError(f"{architecture}: qk_clip needs plain softmax attention; remove it")
         torch.manual_seed(seed)
         self.started, self.clock = records.now(), time.monotonic()
         self.architecture, self.config, self.settings, self.regularizer = architecture, config, settings, regularizer
-        self.batches, self.evaluation, self.device, self.processes = batches, evaluation, device, processes
+        self.batches, self.evaluation, self.device = batches, evaluation, device
         self.model = GPT(architecture, config).to(device)
         on_gpu = torch.device(device).type == "cuda"
         self.optimizer = make_optimizer(self.model, settings, fused=on_gpu)
@@ -184,17 +170,14 @@ class Trainer:
         outcome, self.state_path, self.state_hash = self.outcome, path, state_hash
         if path is not None and path.is_file():
             state.restore(path, state_hash, outcome, self.optimizer, self.scaler)
-        if not self.processes.agree(outcome.steps_done):
-            raise ValueError(f"the processes read different training states; {path} must be in a folder they share")
         self.token_loss = compile_step(self.model, next_token_loss) if self.compiled else next_token_loss
-        self.together = self.processes.wrap(self.model)
         self.began = time.monotonic() - outcome.seconds
         self.cpu_began = time.process_time() - outcome.cpu_seconds
         self.model.train()
 
     def save(self) -> None:
         """Save the state that `resume` loads."""
-        if self.state_path is not None and self.processes.first:
+        if self.state_path is not None:
             state.store(self.state_path, self.state_hash, self.outcome, self.optimizer, self.scaler)
 
     def time(self) -> None:
@@ -203,18 +186,16 @@ class Trainer:
 
     def train_step(self, step: int) -> Step:
         """Gradient of the batch of `step`, accumulated over micro-batches and clipped; no update yet."""
-        settings, processes, accumulation = self.settings, self.processes, self.settings.accumulation
+        settings, accumulation = self.settings, self.settings.accumulation
         for group in self.optimizer.param_groups:
             group["lr"] = settings.learning_rate * learning_rate_factor(settings, step)
         parts: list[Tensor] = []
         measured: list[Tensor] = []  # loss and penalty of each micro-batch, then the norm of the gradient
         for part in range(accumulation):
-            ids = processes.share(self.batches.batch(step * accumulation + part)).to(self.device)
-            waits = processes.several and part < accumulation - 1
-            with self.together.no_sync() if waits else contextlib.nullcontext():
-                cross_entropy, penalty = self.losses(ids)
-                objective = cross_entropy + self.regularizer.lambda_ * penalty
-                self.scaler.scale(objective / accumulation).backward()
+            ids = self.batches.batch(step * accumulation + part).to(self.device)
+            cross_entropy, penalty = self.losses(ids)
+            objective = cross_entropy + self.regularizer.lambda_ * penalty
+            self.scaler.scale(objective / accumulation).backward()
             parts.append(ids)
             measured += [cross_entropy.detach().double(), penalty.detach().double()]
         self.scaler.unscale_(self.optimizer)
@@ -223,38 +204,22 @@ class Trainer:
         if not math.isfinite(norm):
             norm = _clip_in_double(self.model, settings.clip)
         losses, penalties = values[::2], values[1::2]
-        loss, penalty = processes.mean(
-            sum(value / accumulation for value in losses),
-            sum(self.regularizer.lambda_ * value / accumulation for value in penalties),
-        )
+        loss = sum(value / accumulation for value in losses)
+        penalty = sum(self.regularizer.lambda_ * value / accumulation for value in penalties)
         return Step(loss, penalty, norm, parts, losses)
 
     def losses(self, ids: Tensor) -> tuple[Tensor, Tensor]:
         """Cross-entropy of a micro-batch, and its penalty on entropies, 0 if the architecture has none."""
         with _autocast(self.settings.precision, self.device):
             if not self.architecture.entropy_regularized:
-                cross_entropy = self.token_loss(self.together(ids), ids)
+                cross_entropy = self.token_loss(self.model(ids), ids)
                 return cross_entropy, torch.zeros_like(cross_entropy)
-            logits, entropies = self.together(ids, entropy=True)
-            penalty = self._penalty(entropies.float())
+            logits, entropies = self.model(ids, entropy=True)
+            thresholds, gamma = self.model.reg_threshold_weights, self.regularizer.gamma
+            penalty = entropy_regularization(entropies.float(), thresholds, gamma, self.regularizer.reduction)
             return self.token_loss(logits, ids), penalty
 
-    def _penalty(self, entropies: Tensor) -> Tensor:
-        """The regulariser of entropies (L, B, H, T). Its average over processes is that of the whole batch.
-
-        `position_sum` adds over sequences, so each process's sum counts `processes.count` times. `head_mean` is not
-        linear in the mean entropy: every process takes the penalty at the mean over all, and its own entropies carry
-        the gradient.
-        """
-        processes, regularizer = self.processes, self.regularizer
-        if processes.several and regularizer.reduction == "head_mean":
-            own = headwise(entropies).detach()  # (L, H)
-            entropies = entropies + (processes.mean_of(own) - own)[:, None, :, None]
-        thresholds = self.model.reg_threshold_weights
-        penalty = entropy_regularization(entropies, thresholds, regularizer.gamma, regularizer.reduction)
-        return penalty * processes.count if processes.several and regularizer.reduction == "position_sum" else penalty
-
-    def update(self, parts: Sequence[Tensor] = ()) -> None:
+    def update(self, parts: Sequence[Tensor]) -> None:
         """Apply the gradient of these micro-batches, of which `qk_clip` needs the ids."""
         self.scaler.step(self.optimizer)
         self.scaler.update()
@@ -275,7 +240,7 @@ class Trainer:
         slopes = [] if self.model.leaky_slopes is None else self.model.leaky_slopes.tolist()
         row = self._row(done, result) | {f"slope_{index}": finite(value) for index, value in enumerate(slopes)}
         if evaluates or done == 1:
-            row["eval_loss"] = finite(evaluate(self.model, self.evaluation, self.device, self.processes))
+            row["eval_loss"] = finite(evaluate(self.model, self.evaluation, self.device))
             ids = self.evaluation[0].to(self.device)
             row |= diagnostics.layer_columns(self.model, ids)
             if settings.log_attention:
@@ -297,17 +262,14 @@ class Trainer:
         self.outcome.diverged_at_step = step
         row = self._row(step + 1, result)
         with _autocast(self.settings.precision, self.device):
-            # Micro-batches with a non-finite loss come first; every process takes as many turns.
+            # Micro-batches with a non-finite loss come first.
             for turn in sorted(range(len(result.parts)), key=lambda index: math.isfinite(result.losses[index])):
                 ids = result.parts[turn]
-                found = diagnostics.find_nonfinite(self.model, ids, step, self.processes)
+                found = diagnostics.find_nonfinite(self.model, ids, step)
                 if not found["where"].startswith("gradient"):
                     break
             self.outcome.first_nonfinite = found
-            row |= diagnostics.layer_columns(self.model, ids)
-        overflows = [f"overflow_layer_{layer}" for layer in range(self.config.layers)]
-        counts = self.processes.total(*(row[name] for name in overflows))
-        return row | {name: int(count) for name, count in zip(overflows, counts, strict=True)}
+            return row | diagnostics.layer_columns(self.model, ids)
 
     def _row(self, done: int, result: Step) -> Row:
         settings = self.settings

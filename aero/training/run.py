@@ -7,13 +7,14 @@ import json
 import math
 import time
 from collections.abc import Callable, Sequence
+from functools import partial
 from pathlib import Path
-from typing import Any, TextIO
+from typing import Any
 
 import torch
 
 from aero import records
-from aero.checkpoint import load, packed
+from aero.checkpoint import packed
 from aero.config import Parameters, ResolvedRun
 from aero.data.batches import Batches, evaluation_batches
 from aero.data.tokens import Tokens, open_tokens, tokens_folder
@@ -22,8 +23,7 @@ from aero.errors import UserError
 from aero.model import GPT
 from aero.records import Row, csv_text, write_text, write_together
 from aero.training.diagnostics import find_nonfinite
-from aero.training.distributed import ALONE, Processes, default_device
-from aero.training.kernels import eager
+from aero.training.kernels import default_device, eager
 from aero.training.loop import Regularizer, Trainer, evaluate, train
 
 UNFINISHED, STATE = "log.unfinished.csv", "resume.safetensors"
@@ -36,7 +36,6 @@ def train_run(
     folder: Path,
     device: str | None = None,
     stop: Callable[[], bool] | None = None,
-    processes: Processes = ALONE,
     unless_done: bool = False,
     checkpoint: bool = True,
 ) -> dict[str, Any] | None:
@@ -44,23 +43,19 @@ def train_run(
 
     log.unfinished.csv grows while it trains; earlier files in `folder` stay until the new ones replace them. Returns
     the metrics, or None if `stop`, called before every step, ended the training; the saved state then resumes it. With
-    `unless_done`, metrics of the same configuration in `folder` are returned as they are. Of several `processes` the
-    first one writes; all return the metrics.
-    checkpoint: whether to write the model.
+    `unless_done`, metrics of the same configuration in `folder` are returned as they are. checkpoint: whether to write
+    the model.
     """
     state_hash = run.hash(tokens.manifest)
-    device = device or (processes.device if processes.several else default_device())
+    device = device or default_device()
     if run.train.threads:
         torch.set_num_threads(run.train.threads)
     if unless_done and (metrics := finished_metrics(folder, state_hash, checkpoint)):
-        if checkpoint and not has_entropy(folder, run, tokens):
-            model = load(folder / "checkpoint.safetensors").to(device)
-            write_entropy(folder / "entropy.json", model, metrics, tokens, run, device)
         return metrics
-    log = LiveLog(folder / UNFINISHED, _columns_of(run))
+    log = partial(write_log, folder / UNFINISHED, _columns_of(run))
     try:
-        training = trainer_of(run, tokens, device, processes)
-        outcome = train(training, folder / STATE, state_hash, run.label, stop, [log])
+        training = trainer_of(run, tokens, device)
+        outcome = train(training, folder / STATE, state_hash, run.label, stop, log)
     except torch.OutOfMemoryError as error:
         raise UserError(
             f"{run.name} does not fit into the memory of {device}: {str(error).splitlines()[0]} "
@@ -69,47 +64,39 @@ def train_run(
     if outcome.diverged_at_step is None and outcome.steps_done < run.train.steps:
         return None
     metrics = finish_run(run, training, tokens, folder, checkpoint)
-    if processes.first:
-        (folder / STATE).unlink(missing_ok=True)
+    (folder / STATE).unlink(missing_ok=True)
     return metrics
 
 
-def trainer_of(run: ResolvedRun, tokens: Tokens, device: str, processes: Processes = ALONE) -> Trainer:
+def trainer_of(run: ResolvedRun, tokens: Tokens, device: str) -> Trainer:
     """Model, optimiser and data of `run`."""
     config, settings, regularizer = run.model_config(tokens.vocabulary), run.train, Regularizer(**run.regularized)
-    batches = Batches(tokens.train, config.context, settings.batch_size, run.seed, run.corpus.packing, device)
-    held_out = _held_out(run, tokens, settings.evaluation_tokens, device)
-    return Trainer(run.architecture, config, settings, regularizer, batches, held_out, run.seed, device, processes)
+    batches = Batches(tokens.train, config.context, settings.batch_size, run.seed, run.corpus.packing)
+    held_out = _held_out(run, tokens, settings.evaluation_tokens)
+    return Trainer(run.architecture, config, settings, regularizer, batches, held_out, run.seed, device)
 
 
 def finish_run(
-    run: ResolvedRun,
-    training: Trainer,
-    tokens: Tokens,
-    folder: Path,
-    checkpoint: bool = False,
-    **more: Any,
+    run: ResolvedRun, training: Trainer, tokens: Tokens, folder: Path, checkpoint: bool = False
 ) -> dict[str, Any]:
-    """Evaluate a training that is over, write its files as `train_run` does, and return its metrics.
-
-    more: further provenance.
-    """
+    """Evaluate a training that is over, write its files as `train_run` does, and return its metrics."""
     model, contents = training.outcome.model, {}
     metrics = _metrics(run, training, tokens, _final_loss(run, training, tokens))
     metrics["provenance"] |= {
         "started": training.started,
         "seconds": round(time.monotonic() - training.clock, 1),
         "cpu_seconds": round(training.outcome.cpu_seconds, 1),
-        **more,
     }
-    if not training.processes.first:
-        return metrics
     if checkpoint:
         named = {"run": run.name, "seed": str(run.seed), "config_hash": metrics["config_hash"]}
         written = packed(model, **named, tokenizer_sha256=metrics["provenance"]["tokenizer_sha256"])
         metrics["provenance"]["checkpoint_sha256"] = hashlib.sha256(written).hexdigest()
         contents[folder / "checkpoint.safetensors"] = written
-    write_entropy(folder / "entropy.json", model, metrics, tokens, run, training.device)
+    measured = entropies(model, metrics, tokens, run, training.device)
+    if measured is None:
+        (folder / "entropy.json").unlink(missing_ok=True)
+    else:
+        contents[folder / "entropy.json"] = json.dumps(measured, allow_nan=False) + "\n"
     contents[folder / "log.csv"] = csv_text(_columns_of(run), training.outcome.rows)
     contents[folder / "metrics.json"] = json.dumps(metrics, indent=1, allow_nan=False) + "\n"
     write_together(contents)
@@ -132,6 +119,11 @@ def columns(layers: int, attention: bool = False, slopes: int = 0) -> list[str]:
     return head + layered + [f"slope_{i}" for i in range(slopes)]
 
 
+def write_log(path: Path, names: Sequence[str], rows: Sequence[Row]) -> None:
+    """Write the log of a running training; a kill leaves the former one."""
+    write_text(path, csv_text(names, rows))
+
+
 def _columns_of(run: ResolvedRun) -> list[str]:
     """Columns of the run's log."""
     layers = run.sizes.layers
@@ -139,28 +131,23 @@ def _columns_of(run: ResolvedRun) -> list[str]:
     return columns(layers, run.train.log_attention, slopes)
 
 
-def _held_out(run: ResolvedRun, tokens: Tokens, count: int, device: str = "cpu") -> list[torch.Tensor]:
-    """Held-out batches; on a GPU all but the first, on which the log's statistics are measured, have 16,384 tokens."""
+def _held_out(run: ResolvedRun, tokens: Tokens, count: int) -> list[torch.Tensor]:
     sizes, packing = run.sizes, run.corpus.packing
-    batches = list(evaluation_batches(tokens.valid, sizes.context, run.train.batch_size, count, packing))
-    if device == "cpu" or len(batches) == 1:
-        return batches
-    return [batches[0], *torch.cat(batches[1:]).split(max(run.train.batch_size, 16_384 // sizes.context))]
+    return list(evaluation_batches(tokens.valid, sizes.context, run.train.batch_size, count, packing))
 
 
 def _final_loss(run: ResolvedRun, training: Trainer, tokens: Tokens) -> float | None:
     """Loss of the trained model on the final evaluation's tokens; None for a training that diverged, also in the last
     update."""
-    outcome, device, processes = training.outcome, training.device, training.processes
+    outcome, device = training.outcome, training.device
     if outcome.diverged_at_step is not None:
         return None
-    held_out = _held_out(run, tokens, run.train.final_evaluation_tokens, device)
-    loss = evaluate(outcome.model, held_out, device, processes)
+    held_out = _held_out(run, tokens, run.train.final_evaluation_tokens)
+    loss = evaluate(outcome.model, held_out, device)
     if math.isfinite(loss):
         return loss
     outcome.diverged_at_step = outcome.steps_done
-    batch = held_out[0].to(device)
-    outcome.first_nonfinite = find_nonfinite(outcome.model, batch, outcome.steps_done, processes)
+    outcome.first_nonfinite = find_nonfinite(outcome.model, held_out[0].to(device), outcome.steps_done)
     return None
 
 
@@ -191,7 +178,6 @@ def _metrics(run: ResolvedRun, training: Trainer, tokens: Tokens, loss: float | 
         "provenance": records.provenance(
             torch=torch.__version__,
             device=torch.cuda.get_device_name(device) if device.startswith("cuda") else "cpu",
-            processes=training.processes.count,
             corpus_sha256=description["corpus_sha256"],
             tokenizer_sha256=description["tokenizer_sha256"],
         ),
@@ -206,18 +192,6 @@ def finished_metrics(folder: Path, config_hash: str, checkpoint: bool = False) -
         return None
     needed = [folder / "log.csv", *([folder / "checkpoint.safetensors"] if checkpoint else [])]
     return metrics if metrics.get("config_hash") == config_hash and all(path.is_file() for path in needed) else None
-
-
-def has_entropy(folder: Path, run: ResolvedRun, tokens: Tokens) -> bool:
-    """Whether `folder` has the entropy of its training, on as many tokens as `run` names."""
-    try:
-        found = records.read_training(folder)
-    except (OSError, ValueError):
-        return False
-    if found.entropy is None:
-        return found.metrics["diverged_at_step"] is not None
-    wanted = sum(ids.numel() for ids in _held_out(run, tokens, run.entropy_tokens))
-    return found.entropy["tokens"] == wanted
 
 
 def run_tokens(parameters: Parameters, run: ResolvedRun, root: Path, given: Path | None = None) -> Tokens:
@@ -247,13 +221,12 @@ def run_tokens(parameters: Parameters, run: ResolvedRun, root: Path, given: Path
     return tokens
 
 
-def write_entropy(
-    path: Path, model: GPT, metrics: dict[str, Any], tokens: Tokens, run: ResolvedRun, device: str
-) -> None:
-    """Measure the attention entropy of the trained `model` of `metrics` on held-out tokens, and write entropy.json; not
-    for a model that diverged and has no finite entropies.
+def entropies(
+    model: GPT, metrics: dict[str, Any], tokens: Tokens, run: ResolvedRun, device: str
+) -> dict[str, Any] | None:
+    """Attention entropy of the trained `model` of `metrics` on held-out tokens, as in entropy.json; None for a model
+    that diverged and has no finite entropies.
     """
-    path.unlink(missing_ok=True)
     config = model.config
     batches = evaluation_batches(tokens.valid, config.context, 32, run.entropy_tokens, run.corpus.packing)
     model.eval()  # in training mode a spectral norm would iterate
@@ -263,10 +236,10 @@ def write_entropy(
     except ValueError:
         if metrics["diverged_at_step"] is None:
             raise
-        return
+        return None
     for error in ("entropy_sem", "entropy_by_position_sem"):  # a quarter of the file, and nothing uses them
         del measured[error]
-    result = {
+    return {
         **{name: metrics[name] for name in ("run", "seed", "scale", "architecture")},
         "context": config.context,
         "layers": config.layers,
@@ -276,7 +249,6 @@ def write_entropy(
         "provenance": metrics["provenance"],
         "measured": records.provenance(torch=torch.__version__, device=device, at=records.now()),
     }
-    write_text(path, json.dumps(result, allow_nan=False) + "\n")
 
 
 def learned(model: torch.nn.Module) -> dict[str, object]:
@@ -298,29 +270,6 @@ def learned(model: torch.nn.Module) -> dict[str, object]:
         "temperature_mean": [value.mean(-1).tolist() for value in temperatures] or None,
         "temperature_by_position": [value.mean(0).tolist() for value in temperatures] or None,
     }
-
-
-class LiveLog:
-    """The log of a running training: every row is in the file at once. A kill can leave half a row at the end; resuming
-    rewrites the rows of the saved state first, so each step appears once.
-    """
-
-    def __init__(self, path: Path, names: Sequence[str]) -> None:
-        self._path, self._columns = path, names
-        self._file: TextIO | None = None
-
-    def begin(self, rows: Sequence[Row]) -> None:
-        write_text(self._path, csv_text(self._columns, rows, header=True))
-        self._file = open(self._path, "a", encoding="utf-8", newline="")
-
-    def add(self, row: Row) -> None:
-        assert self._file is not None, "begin comes first"
-        self._file.write(csv_text(self._columns, [row], header=False))
-        self._file.flush()
-
-    def end(self) -> None:
-        if self._file is not None:
-            self._file.close()
 
 
 def outcome_line(metrics: dict[str, Any]) -> str:

@@ -88,12 +88,3 @@ def test_evaluation_is_a_fixed_evenly_spaced_subset():
     assert torch.equal(five, every[[0, 4, 8, 12, 16]])  # 59 // 10 = 5 chunks, every fourth
     assert torch.equal(torch.cat(list(evaluation_batches(stream, 10, 8, tokens=3))), every[:1])
     assert torch.equal(torch.cat(list(evaluation_batches(stream, 10, 8, tokens=10_000))), every)
-
-
-def test_batches_of_a_stream_on_a_device_are_the_same():
-    """Batches are gathered on the device; here the device is the CPU."""
-    stream = stream_of([30, 9, 41, 17])
-    plain, resident = Batches(stream, 4, 3, seed=5), Batches(stream, 4, 3, seed=5)
-    resident._resident = torch.from_numpy(stream.tokens.astype(np.int32))
-    for step in (0, 1, plain.steps_per_epoch, 2 * plain.steps_per_epoch + 1):
-        assert torch.equal(plain.batch(step), resident.batch(step)) and resident.batch(step).dtype == torch.int64

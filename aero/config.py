@@ -61,7 +61,7 @@ class Parameters(Strict):
     more_seeds: tuple[NotNegative, ...]
     active_runs: tuple[str, ...] = Field(min_length=1)
     uncompared_runs: tuple[str, ...] = ()
-    training_order: dict[str, tuple[str, ...]] = {}  # by table: what `stages.train_limited` trains first
+    training_order: dict[str, tuple[str, ...]] = {}  # by table: names of several runs for `stages.train_many`
     corpus: CorpusParameters
     corpora: dict[CorpusKey, FurtherCorpusParameters] = {}
     tokenizer: TokenizerParameters

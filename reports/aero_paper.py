@@ -114,7 +114,7 @@ show.table(
     "Width 768, 20M tokens, one seed, bfloat16. The best n-gram model of the same tokens has "
     f"perplexity {aero.best_ngram(results, 'gpu')}. Published perplexities are of 2.1B tokens of another corpus.",
     sources=["results/gpu/metrics.jsonl", "results/gpu/ngrams.csv"],
-    command="python -m stages.train_limited --scale gpu",
+    command="python -m stages.train_many tables_2_and_4 --scale gpu",
 )
 
 # %%

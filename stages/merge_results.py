@@ -1,6 +1,6 @@
 """Merge trainings of another machine: `python -m stages.merge_results DIR...` adds them to results/SCALE/.
 
-DIR: a folder that `stages.train_limited --out` wrote. All are read and checked before anything is written. A training
+DIR: the other machine's results/SCALE. All are read and checked before anything is written. A training
 replaces an earlier one of the same run and seed.
 """
 
@@ -23,7 +23,7 @@ def main(arguments: list[str]) -> None:
     for folder in chosen.folders:
         trainings = list(read_trainings(folder).values())
         if not trainings:
-            raise UserError(f"{folder} has no {FILES[0]} with trainings; name a folder of `stages.train_limited --out`")
+            raise UserError(f"{folder} has no {FILES[0]} with trainings; name the other machine's results/SCALE")
         for training in trainings:
             refuse_changes(training.metrics, folder / FILES[0], chosen.allow_changes)
         found += trainings

@@ -2,8 +2,6 @@
 
 Each training is a separate process. A failed one does not stop the others; running the same command again resumes.
 Without RUN the default set is trained, as by `dvc repro`, in runs/default/; others are in runs/scales/SCALE/.
-
-`python -m stages.train_limited` trains them in one process, for a time-limited machine.
 """
 
 from __future__ import annotations

@@ -20,7 +20,7 @@ from functools import cache
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[1]
-IMPORTED = ("train", "tokenize_corpus", "train_many", "train_limited")
+IMPORTED = ("train", "tokenize_corpus", "train_many")
 
 
 def serve() -> None:

@@ -27,7 +27,6 @@ from aero.training.catalogue import (
     tokens,
     training_flops,
 )
-from stages.train_limited import wanted
 
 ROOT = Path(__file__).resolve().parents[1]
 PARAMETERS = load(ROOT / "params.yaml")
@@ -278,11 +277,3 @@ def test_cost_by_hand(tmp_path: Path) -> None:
     # The processor was its own for 100 of the seconds that other work made 256.
     write_metrics(tmp_path / "runs/default/sm/seed_1337", tokens_per_second=4000.0, provenance={"cpu_seconds": 100.0})
     assert cost(laptop, "sm", results(tmp_path)).hours == pytest.approx(100 / 3600)
-
-
-def test_further_seeds_come_last_and_only_for_what_is_compared() -> None:
-    order = {"one": ("sm-ln-g", "sm-g"), "two": ("sm", "core-elu-hot", "sm-ln-g")}
-    few = PARAMETERS.model_copy(update={"scale": "laptop", "training_order": order})
-    first = [(run, 1337) for run in ("sm-ln-g", "sm-g", "sm", "core-elu-hot", "sm-ln-g")]
-    expected = first + [(run, seed) for run in ("sm-ln-g", "sm-g", "sm") for seed in (1338, 1339)]
-    assert [(run.name, run.seed) for run in wanted(few, [], None)] == expected

@@ -91,16 +91,13 @@ def train(
     state_path: Path | None = None,
     state_hash: str = "",
     label: str = "",
-    stop: Callable[[], bool] | None = None,
     log: Callable[[list[Row]], None] = lambda rows: None,
 ) -> Outcome:
     """Train one model; resumes from `state_path` if it holds a state with the same `state_hash`.
 
     A run that is killed and started again ends with the same weights as one that was not, bit for bit on a CPU. A
     non-finite loss or gradient ends the run in order. SIGINT or SIGTERM raises KeyboardInterrupt after the step, with a
-    saved state. `stop` is called before every step; True ends the training there with a saved state and
-    `Outcome.steps_done` below `settings.steps`. `log` is called with all rows after each. `settings.compile` has an
-    effect on CUDA only.
+    saved state. `log` is called with all rows after each. `settings.compile` has an effect on CUDA only.
     """
     training.resume(state_path, state_hash)
     settings, outcome = training.settings, training.outcome
@@ -109,9 +106,6 @@ def train(
     log(outcome.rows)
     with bar, faster_matmul(training.model), interruption_noted() as interrupted:
         for step in range(outcome.steps_done, settings.steps):
-            if stop is not None and stop():
-                training.save()
-                return outcome
             result = training.train_step(step)
             if training.diverged(result):
                 row = training.divergence(step, result)

@@ -6,7 +6,7 @@ import hashlib
 import json
 import math
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -35,16 +35,14 @@ def train_run(
     tokens: Tokens,
     folder: Path,
     device: str | None = None,
-    stop: Callable[[], bool] | None = None,
     unless_done: bool = False,
     checkpoint: bool = True,
-) -> dict[str, Any] | None:
+) -> dict[str, Any]:
     """Train `run` and write log.csv, checkpoint.safetensors, entropy.json and, last, metrics.json into `folder`.
 
     log.unfinished.csv grows while it trains; earlier files in `folder` stay until the new ones replace them. Returns
-    the metrics, or None if `stop`, called before every step, ended the training; the saved state then resumes it. With
-    `unless_done`, metrics of the same configuration in `folder` are returned as they are. checkpoint: whether to write
-    the model.
+    the metrics. With `unless_done`, metrics of the same configuration in `folder` are returned as they are. checkpoint:
+    whether to write the model.
     """
     state_hash = run.hash(tokens.manifest)
     device = device or default_device()
@@ -55,14 +53,12 @@ def train_run(
     log = partial(write_log, folder / UNFINISHED, _columns_of(run))
     try:
         training = trainer_of(run, tokens, device)
-        outcome = train(training, folder / STATE, state_hash, run.label, stop, log)
+        train(training, folder / STATE, state_hash, run.label, log)
     except torch.OutOfMemoryError as error:
         raise UserError(
             f"{run.name} does not fit into the memory of {device}: {str(error).splitlines()[0]} "
             "Halve train.batch_size and double train.accumulation"
         ) from None
-    if outcome.diverged_at_step is None and outcome.steps_done < run.train.steps:
-        return None
     metrics = finish_run(run, training, tokens, folder, checkpoint)
     (folder / STATE).unlink(missing_ok=True)
     return metrics

@@ -255,13 +255,6 @@ def test_the_log_is_live_and_written_anew_from_the_state(tmp_path):
     assert [row["step"] for row in outcome.rows] == [1, 3, 6, 9, 12]
 
 
-def test_time_limit_saves_a_state_that_resumes_to_the_same_end(tmp_path):
-    state = tmp_path / "state.safetensors"
-    stopped = run(state_path=state, state_hash="h", stop=lambda: True)
-    assert stopped.steps_done == 0 and state.exists()
-    assert without_seconds(run(state_path=state, state_hash="h").rows) == without_seconds(run().rows)
-
-
 def test_the_steps_of_a_fused_optimiser_are_restored(tmp_path):
     outcome = run(Settings(steps=1))
     optimizers = [make_optimizer(outcome.model, Settings(), fused=True) for _ in range(2)]

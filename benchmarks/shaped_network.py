@@ -47,7 +47,7 @@ from aero.two_party.program.weights import weight_arrays, within_budget
 from aero.two_party.runtime.parties import Party, Task, run_parties
 from aero.two_party.runtime.profile import Profile
 from aero.two_party.runtime.relay import Relay
-from aero.two_party.runtime.settings import CLIENT, SERVER, Settings
+from aero.two_party.runtime.settings import CLIENT, SERVER, VARIANT, Settings
 from benchmarks.timing import replace_lines, write_lines
 
 LOOPBACK, OPEN = "loopback", (0.0, None)
@@ -319,7 +319,7 @@ def main(arguments: list[str]) -> None:
     parser.add_argument("--networks", nargs="+", default=[LOOPBACK, *networks], choices=[LOOPBACK, *networks])
     chosen = parser.parse_args(arguments)
     settings = Settings(**parameters.two_party.settings())
-    made = as_json(**records.provenance(measured=records.now(), settings=parameters.two_party.variant()))
+    made = as_json(**records.provenance(measured=records.now(), settings=VARIANT))
     if chosen.what == "full_links":
         known = {(line["op"], line["shape"]) for line in records.read_csv(FULL_LINKS)}
         for one in full_size(parameters):

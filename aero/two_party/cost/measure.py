@@ -18,7 +18,7 @@ from aero.two_party.program.optimizations import parse_program
 from aero.two_party.runtime.parties import Party, run_parties
 from aero.two_party.runtime.profile import Profile, check_pair
 from aero.two_party.runtime.relay import Relay
-from aero.two_party.runtime.settings import CLIENT, SERVER, Settings
+from aero.two_party.runtime.settings import CLIENT, SERVER, VARIANT, Settings
 
 # One operation of each protocol of SPU: comparison, multiplication of shares, division, multiplication by the server's
 # matrix, of two shared matrices and by the server's vector, truncation. Their first runs pay for keys and first
@@ -201,7 +201,6 @@ def measure(
     operations: Iterable[Operation],
     model: str,
     context: int,
-    variant: str,
     settings: Settings,
     runs: int = 1,
     rounds: Mapping[Operation, float] | None = None,
@@ -221,7 +220,7 @@ def measure(
     # Extra bytes of the first run of each over the second: keys and first oblivious transfers.
     extra = [first.bytes - second.bytes for first, second in zip(warm[0::2], warm[1::2], strict=True)]
     setup_bytes = dict(zip(warm_up(wanted), extra, strict=True))
-    source, measured = as_json(**records.provenance(settings=variant, measured=records.now())), []
+    source, measured = as_json(**records.provenance(settings=VARIANT, measured=records.now())), []
     for operation in wanted:
         best = min(profiles[operation], key=lambda profile: profile.bytes)
         measured.append(
@@ -230,7 +229,7 @@ def measure(
                 shape=operation.shape,
                 model=model,
                 context=context,
-                variant=variant,
+                variant=VARIANT,
                 bytes_sent_client=best.bytes_sent,
                 bytes_sent_server=best.bytes_received,
                 messages=best.messages_sent + best.messages_received,

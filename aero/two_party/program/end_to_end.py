@@ -19,13 +19,12 @@ from aero.two_party.cost.measure import place, set_up
 from aero.two_party.lattice.share_steps import CHECK_UNIT
 from aero.two_party.program.forward import forward, operations
 from aero.two_party.program.inputs import prompt_array, prompt_type
-from aero.two_party.program.nonlinear import MASKED
 from aero.two_party.program.operations import Operation, call
-from aero.two_party.program.optimizations import AS_PUBLISHED, UNREVIEWED, parse_program
+from aero.two_party.program.optimizations import AS_PUBLISHED, parse_program
 from aero.two_party.program.weights import weight_arrays, weight_shapes, within_budget
 from aero.two_party.runtime.parties import Party, run_parties
 from aero.two_party.runtime.profile import check_pair
-from aero.two_party.runtime.settings import CLIENT, FIELD_BITS, NARROW_FIELD, SERVER, Settings, TwoPartyError
+from aero.two_party.runtime.settings import CLIENT, SERVER, Settings
 
 UNBOUNDED = (
     "an attention logit lies beyond what bounded_logits computes, so the answer is wrong; use a program without it"
@@ -88,24 +87,6 @@ class PublicModel:
             return forward(call, architecture, config, program, weights, arrays[-1])[0]
 
         return whole_model
-
-
-def check_ring(field: str, fraction_bits: int, program: str) -> None:
-    """TwoPartyError for a program that cannot be computed in the ring `field`, ValueError for an unknown program."""
-    optimizations, _ = parse_program(program)
-    if field == "FM32":
-        raise TwoPartyError("SPU cannot divide in the ring FM32, and every softmax divides; use FM64")
-    if field != "FM64" and optimizations & (UNREVIEWED - {"lattice_lookup"}):
-        raise TwoPartyError(
-            f"program {program} computes on shares of 64 bits at most, not on {field}; use FM64, or as_written"
-        )
-    # Masked entries are compared too, and must stay away from the ring's end.
-    holds = 2.0 ** (FIELD_BITS[NARROW_FIELD] - 1 - fraction_bits)
-    if "narrow_comparisons" in optimizations and holds <= -2 * MASKED:
-        raise TwoPartyError(
-            f"program {program} compares in 32 bits, which are too few with {fraction_bits} fraction bits; use fewer, "
-            "or a program without narrow_comparisons"
-        )
 
 
 def put_weights(
@@ -172,20 +153,18 @@ def ask(
     Raises TwoPartyError if a party fails, ValueError for prompts the model cannot take, UserError for answers whose
     check failed (`fails_check`).
     """
-    settings = settings or Settings()
-    program = within_budget(model, program, fraction_bits=settings.fraction_bits)
+    program = within_budget(model, program)
     config, prompts = model.config, np.atleast_2d(np.asarray(prompts))
     if not prompts.size or prompts.shape[1] > config.context:
         raise ValueError(f"a prompt needs 1 to {config.context} tokens, got {prompts.shape[1]}; shorten it")
     if prompts.min() < 0 or prompts.max() >= config.vocabulary:
         raise ValueError(f"token ids must lie in 0 to {config.vocabulary - 1}; use the model's own tokenizer")
-    check_ring(settings.field, settings.fraction_bits, program)
     public = PublicModel(str(model.architecture), dataclasses.asdict(config), program)
     counts = operations(model.architecture, config, program, prompts.shape[1]) if operation_runs else {}
     common = {"model": public, "tokens": prompts.shape[1], "prompts": len(prompts)}
     common |= {"operations": sorted(counts), "runs": operation_runs}
     own = common | {"ids": prompts}, common | {"weights": weight_arrays(model, program)}
-    client, server = run_parties(forward_task, *own, settings)
+    client, server = run_parties(forward_task, *own, settings or Settings())
     if any(value is not None for value in server["logits"]):
         raise AssertionError("the server learnt logits")
     if any(fails_check(program, logits) for logits in client["logits"]):

@@ -59,7 +59,7 @@ def full_pass(row: str, named: str, parameters: Parameters) -> dict[str, Any]:
         plain = model(torch.from_numpy(prompt))[0, -1].numpy()
     program, load_before = within_budget(model, named), os.getloadavg()[1]
     settings = Settings(**parameters.two_party.settings() | {"receive_timeout_s": RECEIVE_TIMEOUT_S})
-    (answer,), _ = ask(model, prompt, program, settings)
+    (answer,) = ask(model, prompt, program, settings)
     found = {"architecture": row, "program": named, "computed_as": program, "layers": config.layers}
     found |= {"width": config.width, "tokens": context, "vocabulary": config.vocabulary}
     found |= {"max_logit_error": float(np.abs(answer.logits - plain).max())}

@@ -170,7 +170,7 @@ def measure_errors(parameters: Parameters, model: GPT, ids: torch.Tensor, chosen
             continue
         settings, answers = Settings(**parameters.two_party.settings()), []
         for part in ids.split(20):  # prompts of a session
-            answers += ask(model, part.numpy(), program, settings)[0]
+            answers += ask(model, part.numpy(), program, settings)
         pairs = list(zip(answers, plain, strict=True))
         worst = max(float(np.abs(answer.logits - logits).max()) for answer, logits in pairs)
         top = sum(int(answer.logits.argmax() == logits.argmax()) for answer, logits in pairs)

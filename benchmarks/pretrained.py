@@ -91,7 +91,7 @@ def ranges(model: GPT, program: str, prefix: list[int]) -> list[dict[str, Any]]:
 def passes_task(party: Party, given: dict[str, Any]) -> list[tuple[Profile, Any, float]]:
     """In a party process: warm up, then the passes of every text: profile, logits (client), seconds."""
     model, found = given["model"], []
-    set_up(party, model.program)
+    set_up(party, model.operations(max(sum(counts) for *_, counts in given["texts"])))
     for ids, cached, counts in given["texts"]:
         generator, first = Generator(party, model, given.get("weights"), cached, given["prefix"], given.get("past")), 0
         for tokens in counts:

@@ -233,7 +233,7 @@ def measure_operations(path: Path, wanted: Iterable[Operation], settings: Settin
 def pass_task(party: Party, given: dict[str, Any]) -> None:
     """In a party process: one pass on each network, from the prompt in place to the logits at the client."""
     model: PublicModel = given["model"]
-    set_up(party, model.program)
+    set_up(party, model.operations(given["tokens"]))
     names = put_weights(party, model, given["weights"] if party.rank == SERVER else None)
     put_prompt(party, model, given["tokens"], given["ids"] if party.rank == CLIENT else None)
     function, inputs = model.function(names), [*(f"w.{name}" for name in names), "prompt"]

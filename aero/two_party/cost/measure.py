@@ -14,7 +14,6 @@ from aero import records
 from aero.two_party.cost.ledger import Measurement, as_json
 from aero.two_party.cost.packing import MATRICES
 from aero.two_party.program.operations import SHARED, Operation
-from aero.two_party.program.optimizations import parse_program
 from aero.two_party.runtime.parties import Party, run_parties
 from aero.two_party.runtime.profile import Profile, check_pair
 from aero.two_party.runtime.relay import Relay
@@ -39,13 +38,6 @@ OWN_KEYS = {
     "gelu_squares": Operation("gelu_squares", ((8, 8),)),
 }
 """One operation of each of `OWN_PROTOCOLS`. They are run only where such an operation is."""
-OPTIMIZATIONS = {
-    "lattice_linear": {"lattice_products", "lattice_rest"},
-    "lattice=1": {"lattice_attention"},
-    "narrow=1": {"narrow_comparisons", "bounded_reciprocals", "bounded_logits"},
-    "gelu_squares": {"gelu_by_squares"},
-}
-"""Those that use each of these protocols. `lattice_rest` with `row_tiles` uses "lattice=1", too."""
 DELAY_S = 0.020
 REFILL_MESSAGES = 1000
 REFILL_MATTERS = 60_000_000
@@ -134,14 +126,11 @@ def warm_up(operations: Iterable[Operation]) -> tuple[Operation, ...]:
     return (*WARM_UP, *(one for part, one in OWN_KEYS.items() if any(part in name for name in names)))
 
 
-def set_up(party: Party, program: str, before: Callable[[int, int], Any] = lambda number, many: None) -> list[Profile]:
-    """Run what makes the keys that passes of `program` need; `before` gets the number of each run and of all."""
-    optimizations, _ = parse_program(program)
-    needed = {part for part, names in OPTIMIZATIONS.items() if names & optimizations}
-    if {"lattice_rest", "row_tiles"} <= optimizations:
-        needed.add("lattice=1")
-    first = (*WARM_UP, *(one for part, one in OWN_KEYS.items() if part in needed))
-    profiles = []
+def set_up(
+    party: Party, operations: Iterable[Operation], before: Callable[[int, int], Any] = lambda number, many: None
+) -> list[Profile]:
+    """Run `warm_up` of a pass's `operations`; `before` gets the number of each run and of all."""
+    first, profiles = warm_up(operations), []
     for number, operation in enumerate(first, 1):
         before(number, len(first))
         profiles.append(party.run(operation.function(), place(party, operation), ["y"]))

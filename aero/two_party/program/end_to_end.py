@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+from collections import Counter
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -15,9 +16,9 @@ from aero.errors import UserError
 from aero.model import GPT, ModelConfig
 from aero.two_party.cost.measure import set_up
 from aero.two_party.lattice.share_steps import CHECK_UNIT
-from aero.two_party.program.forward import forward
+from aero.two_party.program.forward import forward, operations
 from aero.two_party.program.inputs import prompt_array, prompt_type
-from aero.two_party.program.operations import call
+from aero.two_party.program.operations import Operation, call
 from aero.two_party.program.optimizations import AS_PUBLISHED, parse_program
 from aero.two_party.program.weights import weight_arrays, weight_shapes, within_budget
 from aero.two_party.runtime.parties import Party, run_parties
@@ -74,6 +75,10 @@ class PublicModel:
     def model_config(self) -> ModelConfig:
         return ModelConfig(**self.config)
 
+    def operations(self, tokens: int) -> Counter[Operation]:
+        """Operations of a whole pass with their counts."""
+        return operations(self.parsed, self.model_config, self.program, tokens)
+
     def function(self, names: Sequence[str]) -> Callable[..., Array]:
         """The program as a function of the weights in the order of `names`, then the prompt."""
         architecture, config, program = self.parsed, self.model_config, self.program
@@ -117,7 +122,7 @@ def forward_task(party: Party, given: dict[str, Any]) -> dict[str, Any]:
     (client).
     """
     model: PublicModel = given["model"]
-    set_up(party, model.program)
+    set_up(party, model.operations(given["tokens"]))
     names = put_weights(party, model, given["weights"] if party.rank == SERVER else None)
     function, inputs = model.function(names), [*(f"w.{name}" for name in names), "prompt"]
     profiles, logits = [], []

@@ -303,9 +303,6 @@ class TimeoutParameters(Strict):
 
 class TwoPartyParameters(Strict):
     programs: tuple[Literal["as_written", "tuned"], ...]
-    field: Literal["FM64", "FM128"]  # SPU cannot divide in FM32
-    fraction_bits: Positive
-    mul_lsb_error: bool
     networks: dict[str, NetworkParameters]
     timeouts: TimeoutParameters
     end_to_end_runs: tuple[str, ...]
@@ -315,16 +312,9 @@ class TwoPartyParameters(Strict):
     def settings(self) -> dict[str, Any]:
         """Fields of `aero.two_party.runtime.settings.Settings`."""
         return {
-            "field": self.field,
-            "fraction_bits": self.fraction_bits,
-            "mul_lsb_error": self.mul_lsb_error,
             "connect_timeout_s": self.timeouts.connect_s,
             "receive_timeout_s": self.timeouts.receive_s,
         }
-
-    def variant(self) -> str:
-        """Protocol and fixed point in words, as result files name them."""
-        return f"cheetah-{self.field}-{self.fraction_bits}-{'lsb_error' if self.mul_lsb_error else 'exact'}"
 
 
 class SoftmaxGrid(Strict):

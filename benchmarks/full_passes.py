@@ -29,7 +29,7 @@ from aero.two_party.cost import ledger
 from aero.two_party.program.end_to_end import ask
 from aero.two_party.program.forward import operations
 from aero.two_party.program.weights import within_budget
-from aero.two_party.runtime.settings import Settings
+from aero.two_party.runtime.settings import VARIANT, Settings
 
 PATH = Path("results/two_party/full_passes.json")
 OPERATIONS = ("savings_ops.csv", "ops.csv")  # a later file takes precedence
@@ -59,7 +59,7 @@ def full_pass(row: str, named: str, parameters: Parameters) -> dict[str, Any]:
         plain = model(torch.from_numpy(prompt))[0, -1].numpy()
     program, load_before = within_budget(model, named), os.getloadavg()[1]
     settings = Settings(**parameters.two_party.settings() | {"receive_timeout_s": RECEIVE_TIMEOUT_S})
-    (answer,), _ = ask(model, prompt, program, settings)
+    (answer,) = ask(model, prompt, program, settings)
     found = {"architecture": row, "program": named, "computed_as": program, "layers": config.layers}
     found |= {"width": config.width, "tokens": context, "vocabulary": config.vocabulary}
     found |= {"max_logit_error": float(np.abs(answer.logits - plain).max())}
@@ -67,7 +67,7 @@ def full_pass(row: str, named: str, parameters: Parameters) -> dict[str, Any]:
     found |= {"same_top_token": int(answer.logits.argmax() == int(plain.argmax()))}
     found |= {name: getattr(answer, name) for name in ("bytes_client", "bytes_server", "messages", "seconds")}
     found |= {"load_before": round(load_before, 2), "load_after": round(os.getloadavg()[2], 2)}
-    made = records.provenance(measured=records.now(), settings=parameters.two_party.variant())
+    made = records.provenance(measured=records.now(), settings=VARIANT)
     return found | {"provenance": made}
 
 

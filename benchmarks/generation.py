@@ -80,7 +80,7 @@ def measure(
     common = {"run": row, "program": named, "load": round(load_before, 2)}
     common |= {name: getattr(config, name) for name in ("layers", "width", "vocabulary")}
     common |= {name: source[name] for name in ("commit", "machine")}
-    costs, lines = measured_operations(parameters.two_party.variant(), folder_of_costs(Path())), []
+    costs, lines = measured_operations(folder_of_costs(Path())), []
     for _, cached, counts in texts:
         for index, tokens in enumerate(counts):
             found, past = next(passes), sum(counts[:index])

@@ -23,11 +23,12 @@ from aero.errors import UserError, run_main
 from aero.two_party.lattice import lookup, matmul
 from aero.two_party.lattice.matmul import DEGREE, LEVELS, PACKED, RESULT_BITS
 from aero.two_party.lattice.polynomials import DEVIATION
+from aero.two_party.runtime.settings import FRACTION_BITS
 from benchmarks.timing import write_lines
 
 PATH = Path("results/two_party/lattice_judge.csv")
 LAYOUT = matmul.Layout(128, 768, 32)
-FRACTION_BITS, PLAIN_BITS, ANSWERS = 18, 32, 240
+PLAIN_BITS, ANSWERS = 32, 240
 SHIFT = RESULT_BITS - FRACTION_BITS - LEVELS
 """Our result is scaled by this many bits over SEAL's."""
 
@@ -104,7 +105,7 @@ def security(degree: int, modulus_bits: float) -> float:
 
 def views(public: matmul.PublicMaterial, query: bytes, key: matmul.SecretKey, values: np.ndarray) -> np.ndarray:
     """What a client sees of ANSWERS answers to one query, as fractions of 1: `a` halves, decryptions."""
-    matrix, seen = matmul.Matrix(values, FRACTION_BITS), []
+    matrix, seen = matmul.Matrix(values), []
     for _ in range(ANSWERS):
         (answer,), _ = matrix.answer(public, [query], LAYOUT)
         high = np.frombuffer(answer[: 6 * DEGREE], np.uint8).reshape(-1, 6)[:, 2:].copy().view("<u4").reshape(-1)
@@ -126,7 +127,7 @@ def main(_: list[str]) -> None:
         matmul.PublicMaterial(key.public_material),
         key.encrypt(share, LAYOUT, matmul.RESULT_BITS - FRACTION_BITS),
     )
-    (answer,), own = matmul.Matrix(values, FRACTION_BITS).answer(public, [query], LAYOUT)
+    (answer,), own = matmul.Matrix(values).answer(public, [query], LAYOUT)
     integers = np.rint(values.astype(np.float64) * 2.0**FRACTION_BITS).astype(np.int64)
     judged, growth = by_seal(share, integers)
     unused = 64 - PLAIN_BITS - SHIFT  # bits of ours that SEAL's modulus does not reach
@@ -134,7 +135,7 @@ def main(_: list[str]) -> None:
     noise = ((difference << np.uint64(unused)).view(np.int64) >> unused) * 2.0**-RESULT_BITS
     wrong, largest = 2.0 ** (PLAIN_BITS + SHIFT - RESULT_BITS - 1), round(np.abs(noise).max(), 3)
     lines.append(("matmul: largest difference", largest, 0, f"last bits; an error makes up to {wrong:g}"))
-    both = round(noise.std(), 3), round(matmul.noise_of(values, FRACTION_BITS, LAYOUT.wide), 3)
+    both = round(noise.std(), 3), round(matmul.noise_of(values, LAYOUT.wide), 3)
     lines.append(("matmul: deviation of the noise", *both, "last bits; our formula"))
     formula = round(math.log2(PACKED * (LAYOUT.wide * np.square(integers).sum(0).max()) ** 0.5), 1)
     lines.append(("matmul: growth of the noise", formula, growth, "bits by our formula; by SEAL"))

@@ -29,7 +29,7 @@ from aero.architecture import parse
 from aero.config import Parameters, load
 from aero.data.batches import evaluation_batches
 from aero.data.tokens import open_tokens
-from aero.errors import UserError, run_main
+from aero.errors import run_main
 from aero.model import GPT
 from aero.two_party.cost import ledger
 from aero.two_party.cost.composition import estimate
@@ -77,11 +77,9 @@ def needed(parameters: Parameters) -> dict[tuple[str, str], dict[Operation, int]
 
 def measure_bytes(parameters: Parameters, context: int) -> None:
     """Measure what is missing and compose the rows."""
-    wanted, variant = needed(parameters), parameters.two_party.variant()
+    wanted = needed(parameters)
     files = [path for name in ("savings_ops.csv", "ops.csv") if (path := FOLDER / name).is_file()]
     measured = ledger.by_operation(row for path in files for row in ledger.read(path, ledger.Measurement))
-    if {row.variant for row in measured.values()} != {variant}:
-        raise UserError(f"{FOLDER} holds operations of other settings than {variant}; measure ops.csv again")
     missing = {op for counts in wanted.values() for op in counts if (op.name, op.shape) not in measured}
     measured = measure_missing(missing, FOLDER / "savings_ops.csv", parameters, context) | measured
     lines = []
@@ -105,7 +103,7 @@ def measure_missing(
     for first in range(0, len(missing), 4):
         some = missing[first : first + 4]  # in one session, after which they are written
         rounds = measure_rounds(some, Settings(**settings)) if with_rounds else None
-        made = measure(some, "gpt2", context, parameters.two_party.variant(), Settings(**settings), 3, rounds)
+        made = measure(some, "gpt2", context, Settings(**settings), 3, rounds)
         own += made if machines <= {records.machine()} else [replace(row, seconds=math.nan) for row in made]
         ledger.write(path, sorted(own, key=lambda row: row.key), ledger.Measurement)
         print(*(f"{one.name} {one.shape}" for one in some), sep="\n", flush=True)
@@ -172,7 +170,7 @@ def measure_errors(parameters: Parameters, model: GPT, ids: torch.Tensor, chosen
             continue
         settings, answers = Settings(**parameters.two_party.settings()), []
         for part in ids.split(20):  # prompts of a session
-            answers += ask(model, part.numpy(), program, settings)[0]
+            answers += ask(model, part.numpy(), program, settings)
         pairs = list(zip(answers, plain, strict=True))
         worst = max(float(np.abs(answer.logits - logits).max()) for answer, logits in pairs)
         top = sum(int(answer.logits.argmax() == logits.argmax()) for answer, logits in pairs)

@@ -33,7 +33,7 @@ from aero.hf import convert
 from aero.model import GPT
 from aero.two_party.cost.measure import set_up
 from aero.two_party.program.end_to_end import PublicModel
-from aero.two_party.program.fixed_point import limits, probes, watched
+from aero.two_party.program.fixed_point import LIMITS, probes, watched
 from aero.two_party.program.forward import forward, prefix_past
 from aero.two_party.program.generation import Generator
 from aero.two_party.program.inputs import at_positions, one_hot_rows
@@ -61,10 +61,10 @@ def sentences(tokenizer: FastTokenizer) -> list[list[int]]:
     return [ids[:TOKENS] for ids in map(tokenizer.encode, plain) if len(ids) > TOKENS]
 
 
-def ranges(model: GPT, program: str, prefix: list[int], settings: Settings) -> list[dict[str, Any]]:
+def ranges(model: GPT, program: str, prefix: list[int]) -> list[dict[str, Any]]:
     """For each layer and operation, the largest value relative to its limit."""
     largest: dict[tuple[int, str], tuple[float, str, float]] = {}
-    most, weights, past = limits(settings), weight_arrays(model, program), prefix_past(model, prefix)
+    weights, past = weight_arrays(model, program), prefix_past(model, prefix)
     reached: list[int] = []  # layers of the pass, from 0 for the embedding
 
     def run(kind: str, *arrays: Any, **constants: float) -> Any:
@@ -72,7 +72,7 @@ def ranges(model: GPT, program: str, prefix: list[int], settings: Settings) -> l
             return arrays[0] @ arrays[1]
         result, found = watched(kind, arrays, constants)
         for name, value in found.items():
-            one = (value / most[name], name, value)
+            one = (value / LIMITS[name], name, value)
             largest[reached[-1], kind] = max(one, largest.get((reached[-1], kind), one))
         return result
 
@@ -82,7 +82,7 @@ def ranges(model: GPT, program: str, prefix: list[int], settings: Settings) -> l
         rows = jax.numpy.asarray(rows)
         forward(run, model.architecture, model.config, program, placed, rows, past, reached.append)
     return [
-        {"layer": layer, "operation": kind, "limit": name, "value": f"{value:.4g}", "holds": f"{most[name]:.4g}"}
+        {"layer": layer, "operation": kind, "limit": name, "value": f"{value:.4g}", "holds": f"{LIMITS[name]:.4g}"}
         | {"share": f"{share:.3g}"}
         for (layer, kind), (share, name, value) in sorted(largest.items())
     ]
@@ -91,7 +91,7 @@ def ranges(model: GPT, program: str, prefix: list[int], settings: Settings) -> l
 def passes_task(party: Party, given: dict[str, Any]) -> list[tuple[Profile, Any, float]]:
     """In a party process: warm up, then the passes of every text: profile, logits (client), seconds."""
     model, found = given["model"], []
-    set_up(party, model.program)
+    set_up(party, model.operations(max(sum(counts) for *_, counts in given["texts"])))
     for ids, cached, counts in given["texts"]:
         generator, first = Generator(party, model, given.get("weights"), cached, given["prefix"], given.get("past")), 0
         for tokens in counts:
@@ -154,7 +154,7 @@ def main(arguments: list[str]) -> None:
     source = records.provenance()
     common = {"model": given.folder.name, "prefix": given.prefix, "commit": source["commit"]}
     if given.ranges:
-        lines = [line | common for line in ranges(model, program, prefix, settings)]
+        lines = [line | common for line in ranges(model, program, prefix)]
         write_lines(FOLDER / "pretrained_ranges.csv", RANGES, lines)
     common |= {"program": program, "machine": source["machine"]}
     every = sentences(tokenizer)

@@ -42,7 +42,7 @@ from aero.two_party.program.inputs import prompt_array
 from aero.two_party.program.operations import Operation
 from aero.two_party.program.weights import weight_arrays
 from aero.two_party.runtime.addresses import free_address
-from aero.two_party.runtime.settings import Settings
+from aero.two_party.runtime.settings import FRACTION_BITS
 from benchmarks.timing import write_lines
 
 FOLDER = Path("results/two_party")
@@ -71,7 +71,7 @@ def party(rank: int, addresses: Sequence[str], protocol: str, pipe: Any) -> None
     description.recv_timeout_ms = description.http_timeout_ms = 600_000
     channel = SimpleNamespace(step=lambda doing: nullcontext())
     link, kind = libspu.link.create_brpc(description, rank), getattr(libspu.ProtocolKind, protocol)
-    engine = Engine(channel, link, log, Settings(colocated=False), "FM64", Settings.fraction_bits, protocol=kind)
+    engine = Engine(channel, link, log, protocol=kind, experimental_enable_colocated_optimization=False)
     while True:
         make, shares = pipe.recv()
         names, function = [f"x{index}" for index in range(len(shares))], make()
@@ -101,8 +101,8 @@ class Session:
             process.start()
             theirs.close()
             self._parties.append((ours, process))
-        kind, bits = getattr(libspu.ProtocolKind, protocol), Settings.fraction_bits
-        config = libspu.RuntimeConfig(protocol=kind, field=libspu.FieldType.FM64, fxp_fraction_bits=bits)
+        kind = getattr(libspu.ProtocolKind, protocol)
+        config = libspu.RuntimeConfig(protocol=kind, field=libspu.FieldType.FM64, fxp_fraction_bits=FRACTION_BITS)
         self._io, self._secret = spu.Io(count, config), libspu.Visibility.VIS_SECRET
 
     def run(self, make: Callable[[], Any], values: Sequence[Any]) -> tuple[int, float, np.ndarray]:

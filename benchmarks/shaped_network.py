@@ -47,7 +47,7 @@ from aero.two_party.program.weights import weight_arrays, within_budget
 from aero.two_party.runtime.parties import Party, Task, run_parties
 from aero.two_party.runtime.profile import Profile
 from aero.two_party.runtime.relay import Relay
-from aero.two_party.runtime.settings import CLIENT, SERVER, Settings
+from aero.two_party.runtime.settings import CLIENT, SERVER, VARIANT, Settings
 from benchmarks.timing import replace_lines, write_lines
 
 LOOPBACK, OPEN = "loopback", (0.0, None)
@@ -233,7 +233,7 @@ def measure_operations(path: Path, wanted: Iterable[Operation], settings: Settin
 def pass_task(party: Party, given: dict[str, Any]) -> None:
     """In a party process: one pass on each network, from the prompt in place to the logits at the client."""
     model: PublicModel = given["model"]
-    set_up(party, model.program)
+    set_up(party, model.operations(given["tokens"]))
     names = put_weights(party, model, given["weights"] if party.rank == SERVER else None)
     put_prompt(party, model, given["tokens"], given["ids"] if party.rank == CLIENT else None)
     function, inputs = model.function(names), [*(f"w.{name}" for name in names), "prompt"]
@@ -319,7 +319,7 @@ def main(arguments: list[str]) -> None:
     parser.add_argument("--networks", nargs="+", default=[LOOPBACK, *networks], choices=[LOOPBACK, *networks])
     chosen = parser.parse_args(arguments)
     settings = Settings(**parameters.two_party.settings())
-    made = as_json(**records.provenance(measured=records.now(), settings=parameters.two_party.variant()))
+    made = as_json(**records.provenance(measured=records.now(), settings=VARIANT))
     if chosen.what == "full_links":
         known = {(line["op"], line["shape"]) for line in records.read_csv(FULL_LINKS)}
         for one in full_size(parameters):

@@ -107,9 +107,7 @@ def main(arguments: list[str]) -> None:
         ops_file, rows_file = chosen.folder / "asked_ops.csv", None
     if chosen.nonlinearities:
         path, settings = chosen.folder / "nonlinearities.csv", Settings(**parameters.two_party.settings())
-        measure_missing(
-            nonlinearities(), path, parameters.two_party.variant(), settings, rounds_runs=3, repeats={128: 3}
-        )
+        measure_missing(nonlinearities(), path, settings, rounds_runs=3, repeats={128: 3})
         return
     with lock(ops_file, f"adding to {ops_file}"):
         if asked and ops_file.exists():

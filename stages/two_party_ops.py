@@ -46,13 +46,12 @@ def main(arguments: list[str]) -> None:
     parameters = load()
     two_party, todo, own = parameters.two_party, wanted(parameters), parameters.active.two_party == OWN
     path = folder / "ops.csv"
-    signatures = {one.key: signature(one.operation, two_party.variant()) for one in todo}
+    signatures = {one.key: signature(one.operation) for one in todo}
     known = {row.key: row for file in (() if chosen.anew else (COMMITTED, path)) for row in usable(file, signatures)}
     ledger.write(path, [known[key] for key in sorted(known)], ledger.Measurement)
     done = measure_missing(
         todo,
         path,
-        two_party.variant(),
         Settings(**two_party.settings()),
         rounds_runs=1 if own else 3,
         repeats={todo[0].context: 1 if own else RUNS},

@@ -115,7 +115,7 @@ def _serve(chosen: argparse.Namespace) -> int:
         from aero.cli.published import publish
         from aero.two_party.serving.session import Server
 
-        published, _ = publish(chosen.checkpoint, chosen.tokenizer, _program_for(chosen), settings, chosen.prefix)
+        published, _ = publish(chosen.checkpoint, chosen.tokenizer, _program_for(chosen), chosen.prefix)
         server, description = Server(published, settings, chosen.most_tokens), published.description
         security = "mutually authenticated TLS" if context is not None else "plain TCP"
         _print_line(f"{description} at {listener.address}, {security}; description {description.sha256}")
@@ -189,7 +189,7 @@ def _ask_here(chosen: argparse.Namespace, prompt: str, settings: Settings, displ
 
     display.say("loading and checking the model")
     program = chosen.program or "tuned"
-    published, tokenizer = publish(chosen.checkpoint, chosen.tokenizer, program, settings, chosen.prefix)
+    published, tokenizer = publish(chosen.checkpoint, chosen.tokenizer, program, chosen.prefix)
     display.note(published.checked)
     _answer(chosen, prompt, published.description, tokenizer, settings, partial(ask_here, published), display)
 
@@ -288,14 +288,14 @@ def _summary(answered: Answered, prompt_tokens: int, rounds: float | None, unkno
 
 def _rounds(description: Description, tokens: int, passes: int, cached: bool) -> tuple[float | None, str | None]:
     """Round trips of all passes, composed from measured operations as in `aero cost`; or None and the reason."""
-    from aero.two_party.cost.cost_model import folder_of_costs, measured_operations, variant_of
+    from aero.two_party.cost.cost_model import folder_of_costs, measured_operations
     from aero.two_party.program.forward import operations
     from aero.two_party.program.generation import slots_for
     from aero.two_party.program.operations import without_public
 
     total, model = 0.0, (description.parsed, description.model_config, description.program)
     try:
-        measured = measured_operations(variant_of(description.protocol), folder_of_costs(Path()))
+        measured = measured_operations(folder_of_costs(Path()))
         for length in range(tokens, tokens + passes):
             past = slots_for(len(description.prefix) + length - 1, model[1].context)
             counts = operations(*model, 1, past) if cached and length > tokens else operations(*model, length)

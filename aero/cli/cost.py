@@ -77,7 +77,7 @@ def answer(chosen: argparse.Namespace, parameters: Parameters, root: Path) -> st
         texts, sizes = _hugging_face(chosen.model, chosen.context, changes)
     else:
         sizes = published_sizes(chosen.model, chosen.context, **changes)
-    operations = measured_operations(parameters.two_party.variant(), root)
+    operations = measured_operations(root)
 
     def costed(text: str, program: str) -> PassCost:
         return estimate(parse(text), sizes, program, operations, chosen.extrapolate)

@@ -12,15 +12,12 @@ from aero.data.tokenizer import END_OF_TEXT, FastTokenizer, tokenizer_from
 from aero.errors import UserError, cut, text_of
 from aero.two_party.program.fixed_point import coverage, fitting
 from aero.two_party.program.weights import within_budget
-from aero.two_party.runtime.settings import Settings
 from aero.two_party.serving.answer import weights_sha256
 from aero.two_party.serving.handshake import Description
 from aero.two_party.serving.session import Published
 
 
-def publish(
-    path: Path, tokenizer: str | None, program: str, settings: Settings, prefix: str = ""
-) -> tuple[Published, Any]:
+def publish(path: Path, tokenizer: str | None, program: str, prefix: str = "") -> tuple[Published, Any]:
     """What is published of a checkpoint or of a Hugging Face model's folder, and its tokenizer, loaded.
 
     tokenizer: a file, None for the folder's or the one beside the checkpoint's run. UserError if it is another model's.
@@ -38,10 +35,10 @@ def publish(
         sizes = f"the tokenizer has {loaded.vocabulary} entries, the model {model.config.vocabulary}"
         raise UserError(f"{sizes}: it is that of another model; give the model's own as --tokenizer")
     ids = [loaded.end_of_text] if own and prefix == END_OF_TEXT else loaded.encode(prefix, special=False)
-    program = within_budget(model, program, fraction_bits=settings.fraction_bits)
-    description = Description.of(model.architecture, model.config, program, settings, loaded.sha256, ids)
-    description = replace(description, program=fitting(model, program, settings, ids))
-    checked = coverage(model, description.program, settings, ids)
+    program = within_budget(model, program)
+    description = Description.of(model.architecture, model.config, program, loaded.sha256, ids)
+    description = replace(description, program=fitting(model, program, ids))
+    checked = coverage(model, description.program, ids)
     return Published(path, description, loaded.text, weights_sha256(model), checked, load), loaded
 
 

@@ -320,7 +320,7 @@ def serve_one(server, listener, lines):
 
 
 def test_a_server_with_another_model_than_expected(path):
-    model, _ = publish(path, None, "tuned", Settings())
+    model, _ = publish(path, None, "tuned")
     server, listener, lines = serving.Server(model, Settings(), 5), Listener("127.0.0.1:0", None), []
     sha256 = model.description.sha256
     for arguments, said in [
@@ -342,7 +342,7 @@ def test_changed_weights_are_not_served(path, tmp_path, monkeypatch, capsys):
     sent, send = [], Tunnel.send
     monkeypatch.setattr(Tunnel, "send", lambda self, message, *more: (sent.append(message), send(self, message, *more)))
     own = shutil.copytree(path.parents[2], tmp_path / "runs") / path.relative_to(path.parents[2])
-    model, _ = publish(own, None, "tuned", Settings())
+    model, _ = publish(own, None, "tuned")
     server, listener, lines = serving.Server(model, Settings(), 5), Listener("127.0.0.1:0", None), []
     checkpoint.save(own, random_model("EReg(SM(t)+ScFuFFN)", seed=1, layers=1, vocabulary=257, context=CONTEXT))
     thread = serve_one(server, listener, lines)
@@ -475,7 +475,7 @@ def save(root, rows):
 @pytest.fixture(scope="module")
 def description():
     config = ModelConfig(vocabulary=257, context=CONTEXT, layers=2, heads=2, width=16, ffn_width=64)
-    return Description.of(parse("SM(t)+ScFuFFN"), config, "tuned", Settings(), "0" * 64)
+    return Description.of(parse("SM(t)+ScFuFFN"), config, "tuned", "0" * 64)
 
 
 def needed(description, length, past=None):

@@ -61,9 +61,7 @@ def as_json(capsys: pytest.CaptureFixture[str], *arguments: str) -> dict:
 
 def test_one_architecture(project: Path, capsys: pytest.CaptureFixture[str]) -> None:
     text = output(capsys, "SM+ScFuFFN", "--network", "wan", "--program", "tuned")
-    cost = estimate(
-        parse("SM+ScFuFFN"), published_sizes("gpt2", 128), "tuned", measured_operations(synthetic_costs.VARIANT)
-    )
+    cost = estimate(parse("SM+ScFuFFN"), published_sizes("gpt2", 128), "tuned", measured_operations())
     assert f"{cost.bytes / 1e9:.3f} GB" in text and "(100 Mbit/s, 80 ms)" in text and "EXTRAPOLATED" not in text
     found = as_json(capsys, "SM+ScFuFFN", "--network", "1000,1")
     assert found["bytes"] == cost.bytes and found["network"] == {"bandwidth_mbit": 1000.0, "rtt_ms": 1.0}

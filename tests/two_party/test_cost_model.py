@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import math
 from pathlib import Path
 
@@ -10,7 +9,6 @@ import pytest
 import synthetic_costs
 
 from aero.architecture import parse
-from aero.config import load
 from aero.errors import UserError
 from aero.records import read_csv
 from aero.two_party.cost import composition, cost_model, ledger, packing
@@ -21,7 +19,6 @@ from aero.two_party.cost.cost_model import (
     Operations,
     fit,
     measured_operations,
-    variant_of,
 )
 from aero.two_party.cost.counts import counts, published_sizes
 from aero.two_party.cost.measure import measure
@@ -215,7 +212,7 @@ def test_a_measurement_lies_where_its_neighbours_predict():
         "scale": [Operation("scale", ((rows, 256), ())) for rows in (16, 48, 80, 128)],
     }
     wanted = [operation for operations in kinds.values() for operation in operations]
-    measured = of(measure(wanted, "made", 1, synthetic_costs.VARIANT, Settings()))
+    measured = of(measure(wanted, "made", 1, Settings()))
     assert max(model_errors(measured).values()) < 0.03
     left_out = [operations[2] for operations in kinds.values()]
     others = of(row for key, row in measured.measured.items() if key not in {(o.name, o.shape) for o in left_out})
@@ -227,7 +224,7 @@ def test_a_measurement_lies_where_its_neighbours_predict():
 
 def test_single_rows_have_a_model_of_their_own():
     """In the committed measurements: SPU uses other protocols for a last query row."""
-    committed = measured_operations(VARIANT, ROOT, [n for n in COMMITTED_FILES if not n.endswith("asked_ops.csv")])
+    committed = measured_operations(ROOT, [n for n in COMMITTED_FILES if not n.endswith("asked_ops.csv")])
     for op, shape in (("mix", "12x256x256,12x256x64"), ("gelu_segments", "256x3072")):
         others = Operations({key: row for key, row in committed.measured.items() if key != (op, shape)})
         one = packing.sized(op, shape)
@@ -243,8 +240,8 @@ def test_single_rows_have_a_model_of_their_own():
 
 def test_committed_bytes_at_other_contexts_are_within_their_bounds():
     """T = 64 and 184 by the models of all other contexts; 136, 192, 200 and 300 by those of T = 128, 256 and 512."""
-    everything = measured_operations(VARIANT, ROOT)
-    published = measured_operations(VARIANT, ROOT, [n for n in COMMITTED_FILES if not n.endswith("asked_ops.csv")])
+    everything = measured_operations(ROOT)
+    published = measured_operations(ROOT, [n for n in COMMITTED_FILES if not n.endswith("asked_ops.csv")])
     left_out = (64, 184)
     without = Operations({key: row for key, row in everything.measured.items() if row.context not in left_out})
     seen = set()
@@ -272,7 +269,7 @@ def test_committed_bytes_at_other_contexts_are_within_their_bounds():
 )
 def test_committed_measurements_answer_for_short_prompts(family, contexts, program):
     """From 16 tokens on, with a bound for bytes."""
-    committed = measured_operations(VARIANT, ROOT)
+    committed = measured_operations(ROOT)
     for context in contexts:
         for text in ("SM+LN+G", "SM+ScFuFFN"):
             cost = estimate(parse(text), published_sizes(family, context), program, committed)
@@ -281,7 +278,7 @@ def test_committed_measurements_answer_for_short_prompts(family, contexts, progr
 
 
 def test_a_measured_row_is_estimated_as_in_its_file():
-    committed = measured_operations(VARIANT, ROOT)
+    committed = measured_operations(ROOT)
     rows = read_csv(ROOT / "results/two_party/rows.csv")
     lines = {tuple(line[key] for key in ledger.Row.named_by): line for line in rows}
     for program in ("tuned", "as_written"):
@@ -310,13 +307,7 @@ def test_fresh_measurements_replace_committed_ones_of_the_same_settings(tmp_path
     small = synthetic_costs.made("relu", "4x8", model="own")
     ledger.write(tmp_path / "results/two_party/ops.csv", [committed, other, small], ledger.Measurement)
     ledger.write(tmp_path / "runs/two_party/all_ops.csv", [fresh], ledger.Measurement)
-    found = measured_operations(synthetic_costs.VARIANT, tmp_path)
+    found = measured_operations(tmp_path)
     assert list(found.measured) == [("relu", "8x8")] and found.cost("relu", "8x8").values["seconds"] == 7.0
-    with pytest.raises(UserError, match="no operation measured with cheetah-FM32"):
-        measured_operations("cheetah-FM32-12-exact", tmp_path)
-
-
-def test_a_variant_has_the_name_of_its_parameters():
-    for changes in ({}, {"field": "FM128", "fraction_bits": 30}, {"mul_lsb_error": True}):
-        parameters = load().two_party.model_copy(update=changes)
-        assert variant_of(dataclasses.asdict(Settings(**parameters.settings()))) == parameters.variant()
+    with pytest.raises(UserError, match="no operation measured with cheetah-FM64-18-exact in none.csv"):
+        measured_operations(tmp_path, ["none.csv"])

@@ -8,14 +8,17 @@ import numpy as np
 import pytest
 from made_models import random_model, torch_logits
 
-from aero.two_party.program.end_to_end import PublicModel, ask, forward_task
+from aero.two_party.cost.measure import measure
+from aero.two_party.program.end_to_end import PublicModel, ask
 from aero.two_party.program.forward import operations
+from aero.two_party.program.generation import Generator
 from aero.two_party.program.weights import weight_arrays, within_budget
 from aero.two_party.runtime.parties import run_parties
-from aero.two_party.runtime.settings import CLIENT, SERVER, Settings, TwoPartyError
+from aero.two_party.runtime.settings import CLIENT, SERVER, Settings
 
 # Logit errors of fixed point with 18 fraction bits (as_written: also of SPU's exponential and GELU).
 TOLERANCE = 0.02
+TOKENS = 12
 STOCK_OF_PRODUCTS = 1.2e6  # bytes
 
 
@@ -49,34 +52,32 @@ SLOW = (
 
 
 def passes(party, given):
-    return [forward_task(party, one) for one in given]
+    """Logits after a whole pass, for each of `given`."""
+    return [Generator(party, model, own, cached=False).step(ids, TOKENS).logits for model, ids, own in given]
 
 
 @pytest.mark.parametrize("cases", [FAST, pytest.param(SLOW, marks=pytest.mark.slow)], ids=["fast", "slow"])
 def test_private_logits_agree_with_torch(cases):
     """All in one session, because starting one takes longer than a pass."""
-    prompt, models = np.random.default_rng(0).integers(0, 41, 12), []
+    prompt, models = np.random.default_rng(0).integers(0, 41, TOKENS), []
     given = {CLIENT: [], SERVER: []}
     for row, program, switches in cases:
         models.append(model := random_model(row, **{"layers": 2, "width": 32, "ffn_width": 64} | switches))
         program = within_budget(model, program)
         public = PublicModel(row, dataclasses.asdict(model.config), program)
-        common = {"model": public, "tokens": len(prompt), "prompts": 1, "warm_up": False}
-        given[CLIENT].append(common | {"ids": prompt[None]})
-        given[SERVER].append(common | {"weights": weight_arrays(model, program)})
+        given[CLIENT].append((public, prompt.tolist(), None))
+        given[SERVER].append((public, None, weight_arrays(model, program)))
     ours, theirs = run_parties(passes, given[CLIENT], given[SERVER], Settings())
-    for case, model, client, server in zip(cases, models, ours, theirs, strict=True):
-        assert server["logits"] == [None]
-        np.testing.assert_allclose(
-            client["logits"][0], torch_logits(model, prompt), atol=TOLERANCE, rtol=0, err_msg=str(case)
-        )
+    assert theirs == [None] * len(cases)
+    for case, model, logits in zip(cases, models, ours, strict=True):
+        np.testing.assert_allclose(logits, torch_logits(model, prompt), atol=TOLERANCE, rtol=0, err_msg=str(case))
 
 
 @pytest.mark.slow
 def test_bytes_of_a_pass_are_those_of_its_operations():
     model, program = random_model("SM+LN+G", layers=2, width=32, ffn_width=64), "tuned+narrow_comparisons"
     prompts = np.random.default_rng(0).integers(0, 41, (2, 12))
-    answers, alone = ask(model, prompts, program, operation_runs=2)
+    answers = ask(model, prompts, program)
     plain = np.stack([torch_logits(model, prompt) for prompt in prompts])
     private = np.stack([answer.logits for answer in answers])
     np.testing.assert_allclose(private, plain, atol=TOLERANCE, rtol=0)
@@ -84,7 +85,8 @@ def test_bytes_of_a_pass_are_those_of_its_operations():
     # refills here and an operation alone mostly does not.
     used = within_budget(model, program)
     counts = operations(model.architecture, model.config, used, 12)
-    composed = sum(count * alone[operation] for operation, count in counts.items())
+    alone = measure(counts, "made", 12, Settings(), runs=2)
+    composed = sum(count * row.bytes for count, row in zip(counts.values(), alone, strict=True))
     measured = min(answer.bytes for answer in answers)
     assert composed == pytest.approx(measured, abs=0.03 * measured + STOCK_OF_PRODUCTS)
 
@@ -98,27 +100,3 @@ def test_bad_prompts_are_refused():
         ask(model, np.array([41]))
     with pytest.raises(ValueError, match="unknown program"):
         ask(model, prompt, "fast")
-
-
-@pytest.mark.slow
-def test_a_model_answers_in_the_large_ring():
-    model, prompt = random_model("SM+ScFuFFN", layers=1), np.array([3, 1, 4, 1, 5])
-    (answer,), _ = ask(model, prompt, "as_written", Settings(field="FM128"))
-    np.testing.assert_allclose(answer.logits, torch_logits(model, prompt), atol=TOLERANCE, rtol=0)
-
-
-def test_rings_that_do_not_fit_are_refused():
-    model, prompt = random_model("SM+ScFuFFN", layers=1), np.array([3, 1, 4, 1, 5])
-    for program, field, named in (
-        ("tuned", "FM128", "64 bits at most"),
-        ("as_written+narrow_comparisons", "FM128", "64 bits at most"),
-        ("as_written+lattice_attention", "FM128", "64 bits at most"),
-        ("as_written", "FM32", "cannot divide"),
-    ):
-        with pytest.raises(TwoPartyError, match=named) as caught:
-            ask(model, prompt, program, Settings(field=field, fraction_bits=12))
-        assert "use FM64" in str(caught.value) and "\n" not in str(caught.value)
-    with pytest.raises(
-        TwoPartyError, match="32 bits, which are too few with 21 fraction bits; use fewer, or a program"
-    ):
-        ask(model, prompt, "as_written+narrow_comparisons", Settings(fraction_bits=21))

@@ -11,11 +11,10 @@ from made_models import random_model, torch_logits
 
 from aero.two_party.program import fixed_point
 from aero.two_party.program.end_to_end import ask
-from aero.two_party.program.fixed_point import bounds, farthest, fitting, limits, not_bounded, watched
+from aero.two_party.program.fixed_point import LIMITS, bounds, farthest, fitting, not_bounded, watched
 from aero.two_party.runtime.parties import run_parties
 from aero.two_party.runtime.settings import CLIENT, Settings, TwoPartyError
 
-LIMITS = limits(Settings())
 TOLERANCE = 0.02
 
 
@@ -71,7 +70,7 @@ def test_spu_is_right_below_each_limit_and_wrong_beyond():
 @pytest.mark.parametrize("program", ["tuned+narrow_comparisons+bounded_reciprocals", "tuned+lattice_rest"])
 def test_ordinary_models_fit(row, program):
     model = random_model(row, layers=2)
-    found = farthest(model, program, Settings())
+    found = farthest(model, program)
     # By design the split exponential multiplies 2^13 and 2^12, and `bounded.reciprocal_root` compares with up to 3,360;
     # nothing else comes near.
     assert found.value < (0.83 if "bounded" in program else 0.51) * found.limit
@@ -93,12 +92,12 @@ def test_a_model_with_too_large_variances_is_refused_and_would_be_wrong(program)
     1 / 77 has twelve bits at 18 fraction bits.)"""
     prompt = np.random.default_rng(0).integers(0, 41, 12)
     good, bad = scaled("SM+LN+R", 10.0), scaled("SM+LN+R", 4000.0)
-    assert fitting(good, program, Settings()) == program
+    assert fitting(good, program) == program
     with pytest.raises(TwoPartyError, match="the model's values do not fit fixed point: .* private answers would be"):
-        fitting(bad, program, Settings())
+        fitting(bad, program)
     errors = []
     for model in (good, bad):
-        (answer,), _ = ask(model, prompt, program)
+        (answer,) = ask(model, prompt, program)
         errors.append(np.abs(answer.logits - torch_logits(model, prompt)).max())
     assert errors[0] < TOLERANCE < 10 * TOLERANCE < errors[1]
 
@@ -134,12 +133,12 @@ def test_a_token_or_a_position_that_random_prompts_lack_is_found(kind, monkeypat
     drawn = np.random.default_rng(0).integers(0, 300, 128)
     with monkeypatch.context() as patched:
         patched.setattr(fixed_point, "probes", lambda model, prefix: [drawn[:12]])
-        assert RARE not in drawn and farthest(model, "as_written", Settings()).value < 2.0**20
+        assert RARE not in drawn and farthest(model, "as_written").value < 2.0**20
     if kind != "position":
         assert fixed_point.worst_first(model)[0] == RARE
     with pytest.raises(TwoPartyError, match="do not fit.* of layer 1, which" if kind == "hidden" else "do not fit"):
-        fitting(model, "as_written", Settings())
-    assert not_bounded(model, "as_written", Settings())
+        fitting(model, "as_written")
+    assert not_bounded(model, "as_written")
 
 
 def largest_seen(model, prompts):
@@ -188,20 +187,19 @@ def test_no_prompt_exceeds_the_bounds_from_the_weights(row, switches):
 
 def test_the_client_is_told_what_was_checked():
     model = random_model("SM+LN+G", layers=2)
-    said = fixed_point.coverage(model, "tuned", Settings())
+    said = fixed_point.coverage(model, "tuned")
     assert "no prompt leaves" in said and "all 41 tokens" in said
     for other, program in (
         (scaled("SM+LN+R", 1e5), "tuned"),
         (random_model("SM+ScFuFFN"), "tuned"),
         (random_model("SOTA(SM+ScFFN)"), "tuned"),
     ):
-        assert "not checked" in fixed_point.coverage(other, program, Settings())
+        assert "not checked" in fixed_point.coverage(other, program)
 
 
 def test_limits_by_hand():
     expected = {"product": 26, "rsqrt": 17, "div": 18, "exp": 9, "square": 13, "negative": 12, "value": 44}
-    assert limits(Settings()) == {name: 2.0**power for name, power in expected.items()} | {"logit": 5.5}
-    assert limits(Settings(field="FM128", fraction_bits=20))["product"] == 2.0**86
+    assert LIMITS == {name: 2.0**power for name, power in expected.items()} | {"logit": 5.5}
     assert "dot_general" in fixed_point.PRODUCTS
 
 
@@ -223,41 +221,41 @@ def test_dropped_results_of_scaled_rows_do_not_count():
 def test_a_model_beyond_the_lattice_range_is_computed_within_spu():
     """W_V so large that P V W_O exceeds 2^14 and stays below 2^26."""
     model = random_model("SM", layers=2, ln_f=False)
-    assert fitting(model, "tuned@1", Settings()) == "tuned@1"
+    assert fitting(model, "tuned@1") == "tuned@1"
     with torch.no_grad():
         model.blocks[-1].attention.value.weight.mul_(1e5)
-    found = farthest(model, "tuned", Settings())
+    found = farthest(model, "tuned")
     assert found.what.startswith("lattice_linear") and found.value > found.limit
-    assert fitting(model, "tuned@1", Settings()) == "tuned-lattice_products@1"
-    assert fitting(model, "tuned+lattice_attention-last_row@1", Settings()) == "tuned-lattice_products-last_row@1"
-    assert fitting(model, "as_written", Settings()) == "as_written"
-    assert fitting(model, "tuned+narrow_comparisons@1", Settings()) == "tuned-lattice_products+narrow_comparisons@1"
-    assert fitting(model, "tuned+lattice_rest@1", Settings()) == "tuned-lattice_products@1"
+    assert fitting(model, "tuned@1") == "tuned-lattice_products@1"
+    assert fitting(model, "tuned+lattice_attention-last_row@1") == "tuned-lattice_products-last_row@1"
+    assert fitting(model, "as_written") == "as_written"
+    assert fitting(model, "tuned+narrow_comparisons@1") == "tuned-lattice_products+narrow_comparisons@1"
+    assert fitting(model, "tuned+lattice_rest@1") == "tuned-lattice_products@1"
     with pytest.raises(TwoPartyError, match="do not fit"):
-        fitting(scaled("SM", 1e20), "tuned", Settings())
+        fitting(scaled("SM", 1e20), "tuned")
 
 
 def test_a_model_with_too_large_preactivations_is_compared_in_the_large_ring():
     model = random_model("SM+R", layers=2)
     program = "tuned+narrow_comparisons"
-    assert fitting(model, program, Settings()) == program
+    assert fitting(model, program) == program
     with torch.no_grad():
         ffn = model.blocks[0].ffn
         ffn.up.weight.mul_(1e5), ffn.down.weight.mul_(1e-5)
-    found = farthest(model, "tuned-lattice_products+narrow_comparisons", Settings())
+    found = farthest(model, "tuned-lattice_products+narrow_comparisons")
     assert found.what == "relu (negative)" and 2**13 < found.value < 2**26
-    assert fitting(model, "tuned-lattice_products+narrow_comparisons", Settings()) == "tuned-lattice_products"
-    assert fitting(model, program, Settings()) == "tuned-lattice_products"
+    assert fitting(model, "tuned-lattice_products+narrow_comparisons") == "tuned-lattice_products"
+    assert fitting(model, program) == "tuned-lattice_products"
 
 
 def test_a_model_with_too_large_variances_takes_the_roots_of_spu():
     """Variances between 2^12 and 2^17, and between 2^10 and 2^12 where squares are summed outside SPU."""
     program = "as_written+folded_norms+bounded_reciprocals"
-    assert fitting(random_model("SM+LN+R", layers=2), program, Settings()) == program
-    assert fitting(scaled("SM+LN+R", 400.0), program, Settings()) == "as_written+folded_norms"
-    assert fitting(scaled("SM+LN+R", 2.0), "tuned+lattice_rest", Settings()) == "tuned+lattice_rest"
-    assert fitting(scaled("SM+LN+R", 200.0), "tuned+lattice_rest", Settings()) == "tuned"
-    assert fitting(model := scaled("SM+LN+R", 2.0), "tuned+bounded_logits", Settings()) == "tuned+bounded_logits"
+    assert fitting(random_model("SM+LN+R", layers=2), program) == program
+    assert fitting(scaled("SM+LN+R", 400.0), program) == "as_written+folded_norms"
+    assert fitting(scaled("SM+LN+R", 2.0), "tuned+lattice_rest") == "tuned+lattice_rest"
+    assert fitting(scaled("SM+LN+R", 200.0), "tuned+lattice_rest") == "tuned"
+    assert fitting(model := scaled("SM+LN+R", 2.0), "tuned+bounded_logits") == "tuned+bounded_logits"
     with torch.no_grad():
         model.blocks[1].attention.query.weight.mul_(1e3)
-    assert fitting(model, "tuned+bounded_logits", Settings()) == "tuned"
+    assert fitting(model, "tuned+bounded_logits") == "tuned"

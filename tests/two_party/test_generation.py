@@ -5,7 +5,6 @@ from __future__ import annotations
 import dataclasses
 
 import numpy as np
-import pytest
 from made_models import random_model, torch_logits
 
 from aero.two_party.program import generation
@@ -58,42 +57,3 @@ def test_passes_after_a_cache_agree_with_torch():
         for length in prefix + np.cumsum(tokens):
             expected = torch_logits(model, np.array(IDS[:length]))
             np.testing.assert_allclose(next(found), expected, atol=TOLERANCE, rtol=0, err_msg=f"{row} {length}")
-
-
-VERIFIED = (("SM+ScFuFFN", {"layers": 2}, 0), ("SM(t)+R", {"layers": 1} | ROTARY, 2))  # row, switches, prefix
-PROMPT = 5
-
-
-def verification(party, given):
-    """Logits and number of accepted tokens of a verification, and the logits of the token after it, for each case."""
-    generation.COLUMNS, found = COLUMNS, []
-    for model, ids, proposed, prefix, *of_server in given:
-        generator = Generator(party, model, of_server[0], True, prefix, of_server[1])
-        generator.step(ids, PROMPT)
-        step, accepted = generator.verify(proposed, 4)
-        newest = [int(step.logits[-1].argmax())] if party.rank == CLIENT else None
-        found.append((accepted, step.logits, generator.step(newest, 1).logits))
-    return found
-
-
-@pytest.mark.slow
-def test_proposed_tokens_are_verified_in_one_pass():
-    """Of three proposals the first two are the most likely tokens."""
-    given, texts = {CLIENT: [], SERVER: []}, []
-    for row, switches, prefix in VERIFIED:
-        model, text = random_model(row, **switches), IDS[: prefix + PROMPT + 1]
-        for _ in range(3):
-            text.append(int(torch_logits(model, np.array(text)).argmax()))
-        texts.append((model, text))
-        proposed = [*text[-4:-1], (text[-1] + 1) % 41]
-        program = within_budget(model, "tuned")
-        public = PublicModel(row, dataclasses.asdict(model.config), program)
-        given[CLIENT].append((public, text[prefix : prefix + PROMPT], proposed, prefix, None, None))
-        own = weight_arrays(model, program), prefix_past(model, text[:prefix])
-        given[SERVER].append((public, None, None, prefix, *own))
-    ours, theirs = run_parties(verification, given[CLIENT], given[SERVER], Settings(receive_timeout_s=300))
-    assert theirs == [(2, None, None)] * len(ours)
-    for (model, text), (accepted, verified, after) in zip(texts, ours, strict=True):
-        assert accepted == 2
-        expected = [torch_logits(model, np.array(text[:length])) for length in range(len(text) - 3, len(text) + 1)]
-        np.testing.assert_allclose([*verified, after], expected, atol=TOLERANCE, rtol=0)

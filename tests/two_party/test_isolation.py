@@ -101,7 +101,7 @@ def recorded(model, program, folder, search_memory=True, new=NEW):
     """A session for each prompt; the memory of the first is searched."""
     path, found = folder / "checkpoint.safetensors", []
     checkpoint.save(path, model)
-    description = Description.of(model.architecture, model.config, program, Settings(), "0" * 64)
+    description = Description.of(model.architecture, model.config, program, "0" * 64)
     for prompt in PROMPTS:
         with pytest.MonkeyPatch.context() as patch:
             found.append(Session(model, path, description, prompt, patch, search_memory and not found, new))

@@ -11,7 +11,6 @@ from clear_text import STEP, occurrences, unprotected
 from made_models import random_model, torch_logits
 
 from aero.architecture import parse
-from aero.errors import UserError
 from aero.model import ModelConfig
 from aero.two_party.lattice import lookup, matmul, polynomials
 from aero.two_party.lattice.share_steps import STEPS, StepContext
@@ -64,7 +63,7 @@ def test_limb_arithmetic_is_that_of_integers(entry):
     table = table_of(45, 3)
     if entry is not None:
         table[:] = entry
-    made = lookup.Table(table, 18, SESSION, SMALL)
+    made = lookup.Table(table, SESSION, SMALL)
     matrix = public_matrix(45, SMALL)
     assert (made.hint.astype(object) == (matrix.T @ integers(table)) * 2**11 % RING).all()
     message = np.random.default_rng(1).bytes(4 * 45 * 6)
@@ -129,13 +128,13 @@ def test_distributions_of_secrets_and_noise():
 def test_a_lookup_is_the_row_of_the_table():
     """At full degree, in integers: C - S H is 2^39 times the row plus small noise."""
     table, ids = table_of(LARGE, 8), np.array([0, 1, 2047, 2048, LARGE - 1])
-    made = lookup.Table(table, 18, SESSION)
+    made = lookup.Table(table, SESSION)
     secrets, message = lookup.encrypt(ids, LARGE, SESSION)
     selected = made.select(np.frombuffer(message, np.uint8).reshape(len(ids), LARGE, 6))
     found = signed(selected.astype(object) - secrets.astype(object) @ made.hint.astype(object))
     off = np.array((found - 2**39 * integers(table)[ids]) / 2**39, float)
-    assert np.abs(off).max() < 5 * lookup.noise_of(table, 18) < 0.6
-    assert off.std() == pytest.approx(lookup.noise_of(table, 18), rel=0.4)
+    assert np.abs(off).max() < 5 * lookup.noise_of(table) < 0.6
+    assert off.std() == pytest.approx(lookup.noise_of(table), rel=0.4)
     layout, key = matmul.HintLayout.of(len(ids), lookup.DEGREE, 8), matmul.SecretKey()
     query, public = layout.encrypt(key, secrets.astype(np.uint64)), matmul.PublicMaterial(key.public_material)
     (answer,), masks = layout.matrix(made.hint).answer(public, [query], layout)
@@ -148,14 +147,10 @@ def test_tables_beyond_the_budget_are_refused():
     """For one entry that is too large, or for the noise of many."""
     assert lookup.fits(np.full((LARGE, 2), 0.5, np.float32))
     large, many = np.float32([[7.95]]), np.full((LARGE, 2), -7.5, np.float32)
-    assert lookup.noise_of(large, 18) < lookup.NOISE_BUDGET < lookup.noise_of(many, 18)
+    assert lookup.noise_of(large) < lookup.NOISE_BUDGET < lookup.noise_of(many)
     assert lookup.fits(np.float32([[7.5]])) and not lookup.fits(large) and not lookup.fits(many)
     with pytest.raises(ValueError, match="too large for a lookup"):
-        lookup.Table(large, 18, SESSION)
-    lattice_table = STEPS["lattice_query"].prepare
-    for hand in (StepContext(CLIENT, 18, "FM128"), StepContext(CLIENT, 16)):
-        with pytest.raises(UserError, match="needs the ring FM64 and 18 fraction bits"):
-            lattice_table(hand, None)
+        lookup.Table(large, SESSION)
 
 
 def test_every_session_has_public_elements_of_its_own():
@@ -168,7 +163,7 @@ def test_every_session_has_public_elements_of_its_own():
             assert prepare(client, None) is None
             table = prepare(server, table_of(45, 3))
         seeds.append(client.kept["lattice_query"])
-        assert table.hint.tobytes() == lookup.Table(table_of(45, 3), 18, seeds[-1]).hint.tobytes()
+        assert table.hint.tobytes() == lookup.Table(table_of(45, 3), seeds[-1]).hint.tobytes()
     assert sent == seeds and seeds[0] != seeds[1] and {len(seed) for seed in seeds} == {lookup.SEED}
     one, other = (lookup.public_elements(seed, 2) for seed in seeds)
     assert (one != other).mean() > 0.999 and one.max() < 1 << 53
@@ -283,7 +278,7 @@ def test_the_transcript_has_no_token_no_row_and_no_repeated_query(looked_up):
         "ids": ids.astype("<i8").tobytes(),
     }
     weights = unprotected(*tables)
-    hint = lookup.Table(tables[0], 18, SESSION).hint
+    hint = lookup.Table(tables[0], SESSION).hint
     for stream in (to_server, to_client):
         assert not [name for name, secret in ones.items() if secret in stream]
         assert occurrences(weights, stream) == 0
@@ -301,6 +296,6 @@ def test_a_private_pass_with_a_lookup_agrees_with_torch(program):
     model = random_model("SM+ScFuFFN", layers=1, width=16, vocabulary=LARGE)
     assert within_budget(model, program) == program
     prompts = np.random.default_rng(6).integers(0, LARGE, (2, 12))
-    answers, _ = ask(model, prompts, program)
+    answers = ask(model, prompts, program)
     for prompt, answer in zip(prompts, answers, strict=True):
         np.testing.assert_allclose(answer.logits, torch_logits(model, prompt), atol=0.02, rtol=0)

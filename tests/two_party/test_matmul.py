@@ -9,7 +9,6 @@ import numpy as np
 import pytest
 from clear_text import STEP, occurrences, unprotected
 
-from aero.errors import UserError
 from aero.two_party.lattice import matmul as lattice
 from aero.two_party.lattice import polynomials
 from aero.two_party.lattice.share_steps import STEPS, StepContext
@@ -114,16 +113,16 @@ def test_shares_of_the_result_are_those_of_integers(rows, inner, columns):
     """Within six predicted standard deviations of the noise, for sizes that need padding."""
     layout, secret = lattice.Layout(rows, inner, columns), lattice.SecretKey()
     weights = (0.3 * np.random.default_rng(rows).standard_normal((inner, columns))).astype(np.float32)
-    matrix, own, other = lattice.Matrix(weights, 18), uniform(5, rows, inner), uniform(6, rows, inner)
+    matrix, own, other = lattice.Matrix(weights), uniform(5, rows, inner), uniform(6, rows, inner)
     own[0], other[-1] = RING - 1, RING // 2
     crossed = answered_and_decrypted(secret, layout, matrix, lambda share: secret.encrypt(share, layout, 28 - 18), own)
     whole = (own + other).astype(object) @ np.rint(weights.astype(np.float64) / STEP).astype(np.int64).astype(object)
     off = signed(crossed + matrix.times_own(other) - np.array(whole * 2**10 % RING, np.uint64)) / 2.0**28
-    said = lattice.noise_of(weights, 18, layout.wide)
+    said = lattice.noise_of(weights, layout.wide)
     assert np.abs(off).max() < 6 * said < 3
     if off.size > 1000:
         assert off.std() == pytest.approx(said, rel=0.25)
-    assert said <= lattice.noise_of(weights, 18, lattice.WIDE if rows > 1 else lattice.WIDE_OF_A_ROW)
+    assert said <= lattice.noise_of(weights, lattice.WIDE if rows > 1 else lattice.WIDE_OF_A_ROW)
 
 
 @pytest.mark.parametrize(("rows", "inner", "columns"), [(128, 64, 128), (129, 24, 300), (20, 400, 70), (1, 48, 500)])
@@ -167,7 +166,7 @@ def hidden():
     layout, secret = lattice.Layout(200, 32, 90), lattice.SecretKey()
     assert layout.groups == 2 and layout.packs == 3 and layout.height * layout.wide * 16 < lattice.DEGREE
     public = lattice.PublicMaterial(secret.public_material)
-    matrix = lattice.Matrix(np.full((32, 90), 0.1, np.float32), 18)
+    matrix = lattice.Matrix(np.full((32, 90), 0.1, np.float32))
     queries = [secret.encrypt(np.zeros((100, 32), np.uint64), layout, lattice.RESULT_BITS - 18) for _ in range(2)]
     return layout, public, queries, [answered(layout, public, matrix, queries) for _ in range(2)]
 
@@ -177,7 +176,7 @@ def test_masks_of_answers_are_uniform_and_none_is_used_twice(hidden, monkeypatch
     layout, public, queries, _ = hidden
     zeros = [np.zeros((layout.groups, lattice.DEGREE), np.uint64)] * 2
     monkeypatch.setattr(public, "encryptions_of_zero", lambda count, degree: zeros)
-    matrix = lattice.Matrix(np.zeros((32, 90), np.float32), 18)
+    matrix = lattice.Matrix(np.zeros((32, 90), np.float32))
     found = [answered(layout, public, matrix, queries) for _ in range(2)]
     halves = np.concatenate([halves[1].reshape(-1, lattice.DEGREE) for halves, _ in found])
     unused = slice(layout.height * layout.wide * 16, None)
@@ -231,23 +230,19 @@ def test_the_noise_bound_covers_any_neighbouring_columns():
     """Three large columns across an edge of 16, in a layout 3 wide."""
     weights = np.zeros((768, 48), np.float32)
     weights[:, 15:18] = 0.5
-    alone = lattice.noise_of(weights[:, 15:16], 18)
-    assert lattice.noise_of(weights, 18) > 1.6 * alone
-    assert lattice.noise_of(weights, 18, 3) == lattice.noise_of(weights, 18)
+    alone = lattice.noise_of(weights[:, 15:16])
+    assert lattice.noise_of(weights) > 1.6 * alone
+    assert lattice.noise_of(weights, 3) == lattice.noise_of(weights)
 
 
-def test_matrices_beyond_the_budget_and_other_fixed_points_are_refused():
+def test_matrices_beyond_the_budget_are_refused():
     assert lattice.fits(np.full((768, 4), 0.1, np.float32))
     with pytest.raises(ValueError, match="is too large; compute without"):
-        lattice.Matrix(np.full((768, 4), 1.5, np.float32), 18)
+        lattice.Matrix(np.full((768, 4), 1.5, np.float32))
     assert not lattice.fits(np.array([[np.nan]]))
     with pytest.raises(ValueError, match="too large for exact multiplication"):
         lattice.times(uniform(0, 1, 1), np.array([[1 << 32]]))
-    prepare = STEPS["lattice_product"].prepare
-    for hand in (StepContext(CLIENT, 18, "FM128"), StepContext(CLIENT, 15), StepContext(CLIENT, 21)):
-        with pytest.raises(UserError, match="needs the ring FM64 and 16 to 20 fraction bits"):
-            prepare(hand, None)
-    assert prepare(StepContext(CLIENT), None) is None
+    assert STEPS["lattice_product"].prepare(StepContext(CLIENT), None) is None
 
 
 ROWS, INNER, COLUMNS, PASSES = 20, 40, 24, 3

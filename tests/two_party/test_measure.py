@@ -34,7 +34,7 @@ def test_bytes_scale_with_the_elements_and_set_up_is_that_of_the_protocols():
     outside = Operation("lattice_linear", ((16, 32), (32, 8)))
     squares = Operation("gelu_squares", ((1, 16, 16),))
     pair = Operation("scores", ((1, 16, 8), (1, 16, 8)), OUTSIDE)
-    rows = measure([RELU, LINEAR, twice, RELU, narrow, outside, squares, pair], "made", 16, "fm64", Settings())
+    rows = measure([RELU, LINEAR, twice, RELU, narrow, outside, squares, pair], "made", 16, Settings())
     assert [row.op for row in rows[:3]] == ["relu", "linear", "relu"] and len(rows) == 7
     relu, linear, double, compared, product, squared, shared = rows
     assert double.bytes == pytest.approx(2 * relu.bytes, rel=0.1) and np.isnan(relu.rounds)
@@ -48,7 +48,7 @@ def test_rounds_are_those_of_the_protocol():
     small, truncation = Operation("relu", ((8, 64),)), Operation("scale_public", ((8, 64),), (("factor", 0.5),))
     rounds = measure_rounds([small, truncation], Settings())
     assert 6 < rounds[small] < 25 and rounds[truncation] < 5
-    for row in measure([small, truncation], "made", 8, "fm64", Settings(), rounds=rounds):
+    for row in measure([small, truncation], "made", 8, Settings(), rounds=rounds):
         assert row.rounds == round(rounds[small if row.op == "relu" else truncation], 1) and row.bytes
 
 
@@ -82,11 +82,11 @@ def measured(monkeypatch):
     `failing`."""
     calls, failing = [], set()
 
-    def fake(wanted, model, context, variant, settings, runs, rounds):
+    def fake(wanted, model, context, settings, runs, rounds):
         if failing & {operation.kind for operation in wanted}:
             raise TwoPartyError("the server process died (signal 9)")
         calls.extend(operation.kind for operation in wanted)
-        return [synthetic_costs.made(o.name, o.shape, variant=variant, rounds=rounds[o], runs=runs) for o in wanted]
+        return [synthetic_costs.made(o.name, o.shape, rounds=rounds[o], runs=runs) for o in wanted]
 
     monkeypatch.setattr(resume, "measure", fake)
     monkeypatch.setattr(resume, "measure_rounds", lambda wanted, settings, runs: dict.fromkeys(wanted, 5.0))
@@ -99,29 +99,29 @@ def test_only_missing_operations_are_measured(measured, tmp_path):
     path, given = tmp_path / "ops.csv", {"rounds_runs": 1, "repeats": {128: 3}}
     failing.add("mix")
     with pytest.raises(UserError, match="1 operations failed, the first mix .* the server process died"):
-        measure_missing(wanted, path, "fm64", Settings(), **given)
+        measure_missing(wanted, path, Settings(), **given)
     assert calls == ["relu", "linear"]  # the others one by one
     failing.clear()
     with pytest.raises(UserError, match="1 operations are left after --minutes"):
-        measure_missing(wanted, path, "fm64", Settings(), minutes=-1, **given)
-    done = measure_missing(wanted, path, "fm64", Settings(), **given)
+        measure_missing(wanted, path, Settings(), minutes=-1, **given)
+    done = measure_missing(wanted, path, Settings(), **given)
     assert calls == ["relu", "linear", "mix"] and {row.rounds for row in done.values()} == {5.0}
     assert ledger.read(path, ledger.Measurement) == sorted(done.values(), key=lambda row: row.key)
     # Other code computed one of them: it is measured again.
     rows = [dataclasses.replace(done["relu", "16x64"], provenance='{"computation":"before"}')]
     ledger.write(path, [*rows, *(row for row in done.values() if row.op != "relu")], ledger.Measurement)
-    measure_missing(wanted, path, "fm64", Settings(), **given)
+    measure_missing(wanted, path, Settings(), **given)
     assert calls[3:] == ["relu"]
 
 
 def test_other_rows_rounds_and_missing_seconds(measured, tmp_path, monkeypatch):
     wanted, path = [Wanted(RELU, "gpt2", 128)], tmp_path / "ops.csv"
     other = synthetic_costs.made("relu", "8x8")
-    first = measure_missing(wanted, path, "fm64", Settings(), rounds_runs=1, seconds=False, others=[other])
+    first = measure_missing(wanted, path, Settings(), rounds_runs=1, seconds=False, others=[other])
     assert np.isnan(first["relu", "16x64"].seconds)
     assert other in ledger.read(path, ledger.Measurement)
     monkeypatch.setattr(resume, "measure_rounds", None)  # taken from the first file
-    second = measure_missing(wanted, tmp_path / "b.csv", "fm64", Settings(), rounds_runs=1, rounds_from=[path])
+    second = measure_missing(wanted, tmp_path / "b.csv", Settings(), rounds_runs=1, rounds_from=[path])
     assert second["relu", "16x64"].rounds == 5.0 and second["relu", "16x64"].seconds > 0
 
 
@@ -139,7 +139,7 @@ def test_committed_measurements_have_the_signature_of_the_code():
     assert len(found) >= 3
     for one in found:
         row = rows[one.name, one.shape]
-        assert json.loads(row.provenance)["computation"] == signature(one, row.variant), one
+        assert json.loads(row.provenance)["computation"] == signature(one), one
 
 
 def test_printed_rows_are_composed(measured, tmp_path, monkeypatch):

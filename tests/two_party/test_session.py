@@ -32,7 +32,7 @@ from aero.two_party.serving.tunnel import CLIENT_MESSAGE_BYTES, dial, plain
 
 ANSWER_S = 0.6
 MODEL = random_model("SM+ScFuFFN", layers=1)
-DESCRIPTION = Description.of(MODEL.architecture, MODEL.config, "tuned", Settings(), "0" * 64)
+DESCRIPTION = Description.of(MODEL.architecture, MODEL.config, "tuned", "0" * 64)
 
 
 @pytest.fixture(scope="module")
@@ -296,8 +296,7 @@ def changed(**changes):
         {"config": []},
         {"protocol": {"threads": 10**6}},
         {"protocol": {"threads": True}},
-        {"protocol": {"field": "FM32", "fraction_bits": 12}},  # SPU cannot divide in it
-        {"protocol": {"field": "FM128"}, "program": "tuned"},
+        {"protocol": {"field": "FM32", "fraction_bits": 12}},
         {"program": 3},
         {"program": "tuned@" + "9" * 5000},
         {"architecture": "SM+ScFuFFNi_" + "9" * 5000},
@@ -317,13 +316,13 @@ def test_a_published_model_must_be_typed_and_of_a_possible_size(changes):
 
 def test_the_description_has_sizes_and_nothing_of_training():
     config = ModelConfig(vocabulary=41, context=12, layers=2, heads=2, width=16, ffn_width=64, init_std=0.7)
-    description = Description.of(parse("EReg(SM(t)+ScFuFFN)"), config, "tuned", Settings(), "0" * 64)
+    description = Description.of(parse("EReg(SM(t)+ScFuFFN)"), config, "tuned", "0" * 64)
     assert Description.received(json.loads(json.dumps(vars(description)))) == description
     assert "0.7" not in json.dumps(vars(description)) and not TRAINING_ONLY & set(description.config)
-    other = Description.of(parse("SM(t)+ScFuFFN"), config, "as_written", Settings(), "0" * 64)
+    other = Description.of(parse("SM(t)+ScFuFFN"), config, "as_written", "0" * 64)
     assert other.sha256 != description.sha256
     with pytest.raises(ValueError, match="unknown program"):
-        Description.of(parse("SM+R"), config, "fast", Settings(), "0" * 64)
+        Description.of(parse("SM+R"), config, "fast", "0" * 64)
     assert version_mismatch(versions(), versions()) is None
     assert plain("a\x1b[0m\n" + "b" * 400) == "a [0m " + "b" * 294
 

@@ -37,8 +37,8 @@ MOST = 129.0
 def test_powers_of_the_two_shares_multiply_to_two_to_the_minus_x(x, mask):
     """u_0 u_1, times 2^16 where the bits differ, is 2^-X: in exact integers, for any masking of X."""
     of_shares = STEPS["split_powers"].of_shares
-    client, zeros, bit_0 = of_shares(StepContext(CLIENT, BITS), np.array([mask], np.uint64))
-    other_zeros, server, bit_1 = of_shares(StepContext(SERVER, BITS), np.array([(x - mask) % RING], np.uint64))
+    client, zeros, bit_0 = of_shares(StepContext(CLIENT), np.array([mask], np.uint64))
+    other_zeros, server, bit_1 = of_shares(StepContext(SERVER), np.array([(x - mask) % RING], np.uint64))
     assert zeros[0] == other_zeros[0] == 0
     product = int(client[0]) * int(server[0])
     assert product <= 1 << 61  # fits the ring with room for the sign
@@ -144,7 +144,7 @@ def test_bits_round_trip_through_a_share(field):
 def test_shares_modulo_2_to_the_32_are_shares_of_the_same_number(x, mask):
     seen = []
     for rank, share in ((CLIENT, mask), (SERVER, (x - mask) % RING)):
-        hand = StepContext(rank, BITS, narrow_sign=lambda low: (seen.append(int(low[0])), np.zeros(1, np.uint64))[1])
+        hand = StepContext(rank, narrow_sign=lambda low: (seen.append(int(low[0])), np.zeros(1, np.uint64))[1])
         STEPS["negative"].of_shares(hand, np.array([share], np.uint64))
     assert max(seen) < 2**32 and (sum(seen) % 2**32 >= 2**31) is (x < 0)
 

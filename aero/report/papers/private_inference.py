@@ -127,7 +127,7 @@ def points(
     perplexity: mean over `seeds`; bytes, bytes_error: of a private pass at the published sizes.
     """
     parameters = results.parameters
-    operations = measured_operations(parameters.two_party.variant(), results.root)
+    operations = measured_operations(results.root)
     sizes = published_sizes(model, context)
     found, without = [], {}
     for name, run in parameters.runs.items():

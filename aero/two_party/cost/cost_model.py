@@ -14,11 +14,11 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
-from typing import Any
 
 from aero.errors import UserError
 from aero.two_party.cost import ledger, packing
 from aero.two_party.cost.counts import OWN
+from aero.two_party.runtime.settings import VARIANT
 
 ROOT = Path(__file__).resolve().parents[3]
 QUANTITIES = ("bytes_sent_client", "bytes_sent_server", "messages", "rounds", "seconds")
@@ -284,14 +284,8 @@ def _factors(points: Sequence[tuple[Sequence[float], float]]) -> tuple[list[Fact
     return [None if one is None else one[2] for one in best], possible
 
 
-def variant_of(protocol: Mapping[str, Any]) -> str:
-    """The name of a protocol's settings in result files, as `aero.config.TwoPartyParameters.variant`."""
-    exact = "lsb_error" if protocol["mul_lsb_error"] else "exact"
-    return f"cheetah-{protocol['field']}-{protocol['fraction_bits']}-{exact}"
-
-
-def measured_operations(variant: str, root: Path | str = ".", files: Sequence[str] = FILES) -> Operations:
-    """Operations measured with the settings `variant`; later `files` replace what earlier ones have.
+def measured_operations(root: Path | str = ".", files: Sequence[str] = FILES) -> Operations:
+    """Operations measured with the settings VARIANT; later `files` replace what earlier ones have.
 
     A small scale's own models are left out: refills of oblivious transfers dominate their few hundred kB.
     """
@@ -300,11 +294,11 @@ def measured_operations(variant: str, root: Path | str = ".", files: Sequence[st
         path = Path(root) / name
         if path.is_file():
             rows = ledger.read(path, ledger.Measurement)
-            own = ledger.by_operation(row for row in rows if row.variant == variant and not row.model.startswith(OWN))
+            own = ledger.by_operation(row for row in rows if row.variant == VARIANT and not row.model.startswith(OWN))
             # A measurement without seconds replaces none that has them.
             found |= {key: row for key, row in own.items() if key not in found or not math.isnan(row.seconds)}
     if not found:
-        raise UserError(f"no operation measured with {variant} in {', '.join(files)}; {_MEASURE}")
+        raise UserError(f"no operation measured with {VARIANT} in {', '.join(files)}; {_MEASURE}")
     return Operations(found)
 
 

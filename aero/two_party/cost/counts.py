@@ -4,26 +4,22 @@ Tracing a program (`aero.two_party.program.forward.operations`) loads JAX and Py
 `counts.json` holds a rule for every architecture of the notation at every family's width: counts are linear in the
 number of layers L and of pruned FFNs x, and sizes in shapes are linear in the context T. Other widths, very shallow
 models and programs without rules are traced. After a change of the programs, renew the rules with
-`python -m aero.two_party.cost.counts`; `tests/two_party/test_counts.py` compares them with tracing.
+`python -m stages.derive_counts`; `tests/two_party/test_counts.py` compares them with tracing.
 """
 
 from __future__ import annotations
 
-import contextlib
-import itertools
 import json
 import re
 from collections import Counter
-from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from aero.architecture import Architecture, parse
-from aero.errors import UserError, got, run_main
+from aero.architecture import Architecture
+from aero.errors import UserError, got
 from aero.families import FAMILIES
-from aero.records import write_text
 from aero.two_party.program.optimizations import check_rebased
 
 if TYPE_CHECKING:
@@ -41,10 +37,6 @@ LEAST_CONTEXT, LEAST_LAYERS = 16, 4
 _SHARED = ("layers", "heads", "width", "ffn_width", "vocabulary")
 """Sizes that a model's configuration has as well."""
 _NOT_LEARNED = ("position", "rotary_fraction", "parallel_residual")
-# A rule is derived at this context, which neither equals another size in a shape nor follows one, and checked at
-# (T, L, x).
-_TRACED_CONTEXT = 211
-_CHECKED = ((LEAST_CONTEXT, 6, 2), (391, 9, 4), (512, LEAST_LAYERS, 1))
 
 MOST = {"layers": 10_000, "heads": 10_000} | dict.fromkeys(("width", "ffn_width", "vocabulary", "context"), 10**7)
 """Largest sizes accepted; larger ones are typing errors."""
@@ -145,7 +137,7 @@ def _rules() -> dict[str, Rule]:
     return json.loads(PATH.read_text(encoding="utf-8"))
 
 
-def _key(family: str, program: str, name: str) -> str:
+def rule_key(family: str, program: str, name: str) -> str:
     """The name of a rule. Families that differ only in depth share their rules."""
     return f"{'gpt2' if family == 'gpt2-18l' else family} {program} {name}"
 
@@ -158,7 +150,7 @@ def _rule_for(architecture: Architecture, sizes: Sizes, program: str) -> Rule | 
     name = str(architecture)
     if 0 < architecture.pruned < sizes.layers:  # with all FFNs pruned there is no rule
         name = re.sub(r"i_\d+", "i_x", name)
-    return _rules().get(_key(sizes.family, program, name))
+    return _rules().get(rule_key(sizes.family, program, name))
 
 
 def evaluate(rule: Rule, layers: int, pruned: int, context: int) -> Counts:
@@ -170,54 +162,3 @@ def evaluate(rule: Rule, layers: int, pruned: int, context: int) -> Counts:
             name, _, shape = filled.partition(" ")
             found[name, shape] += count
     return dict(found)
-
-
-def derive_rule(name: str, family: str, program: str) -> Rule | None:
-    """The rule of an architecture by tracing it; None if counts and sizes do not follow one. "i_x" in `name`: any x."""
-    pruned = name.count("i_x")
-
-    def trace(layers: int, x: int, context: int = _TRACED_CONTEXT) -> Counts:
-        architecture = parse(name.replace("i_x", f"i_{x}"))
-        return traced(architecture, published_sizes(family, context, layers=layers), program)
-
-    shallow, deep = (trace(layers, pruned) for layers in (5, 6))
-    more = trace(6, 2) if pruned else deep
-    if not set(shallow) == set(deep) == set(more):
-        return None
-    symbols = {str(_TRACED_CONTEXT): "T", str(_TRACED_CONTEXT - 1): "T-1"}
-    rule: Rule = []
-    for key, count in deep.items():
-        text = re.sub(r"\d+", lambda number: symbols.get(number[0], number[0]), " ".join(key))
-        per_layer, per_pruned = count - shallow[key], more[key] - count
-        rule.append([text, count - 6 * per_layer - pruned * per_pruned, per_layer, per_pruned])
-    for context, layers, x in _CHECKED:
-        if evaluate(rule, layers, pruned * x, context) != trace(layers, pruned * x, context):
-            return None
-    return rule
-
-
-def every_architecture() -> Iterator[str]:
-    """Every architecture of the notation at inference; "i_x" stands for any number of pruned FFNs."""
-    for softmax in ("SM", "SM(t)"):
-        for norm in ("", "+LN"):
-            for activation in ("", "+G", "+R", "+LeakyR", "+LeakyR(global)"):
-                yield softmax + norm + activation
-        for ffn in ("ScFFN", "ScFuFFN", "ScFuFFNi_x"):
-            yield f"{softmax}+{ffn}"
-    for ffn in ("ScFFN", "ScFuFFN", "ScFuFFNi_x"):
-        yield f"SOTA(SM+{ffn})"
-
-
-def _main(arguments: list[str]) -> None:
-    rules: dict[str, Rule] = {}
-    for family, program, name in itertools.product(FAMILIES, PROGRAMS, every_architecture()):
-        with contextlib.suppress(UserError):  # the program cannot compute the architecture
-            if (key := _key(family, program, name)) not in rules and (rule := derive_rule(name, family, program)):
-                rules[key] = rule
-    # One line a rule, so that a diff shows which changed.
-    write_text(PATH, "{\n" + ",\n".join(f"{json.dumps(key)}: {json.dumps(rules[key])}" for key in rules) + "\n}\n")
-    print(f"{PATH}: {len(rules)} rules")
-
-
-if __name__ == "__main__":
-    run_main(_main)

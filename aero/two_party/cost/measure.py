@@ -14,11 +14,10 @@ from aero import records
 from aero.two_party.cost.ledger import Measurement, as_json
 from aero.two_party.cost.packing import MATRICES
 from aero.two_party.program.operations import SHARED, Operation
-from aero.two_party.program.optimizations import parse_program
 from aero.two_party.runtime.parties import Party, run_parties
 from aero.two_party.runtime.profile import Profile, check_pair
 from aero.two_party.runtime.relay import Relay
-from aero.two_party.runtime.settings import CLIENT, SERVER, Settings
+from aero.two_party.runtime.settings import CLIENT, SERVER, VARIANT, Settings
 
 # One operation of each protocol of SPU: comparison, multiplication of shares, division, multiplication by the server's
 # matrix, of two shared matrices and by the server's vector, truncation. Their first runs pay for keys and first
@@ -39,13 +38,6 @@ OWN_KEYS = {
     "gelu_squares": Operation("gelu_squares", ((8, 8),)),
 }
 """One operation of each of `OWN_PROTOCOLS`. They are run only where such an operation is."""
-OPTIMIZATIONS = {
-    "lattice_linear": {"lattice_products", "lattice_rest"},
-    "lattice=1": {"lattice_attention"},
-    "narrow=1": {"narrow_comparisons", "bounded_reciprocals", "bounded_logits"},
-    "gelu_squares": {"gelu_by_squares"},
-}
-"""Those that use each of these protocols. `lattice_rest` with `row_tiles` uses "lattice=1", too."""
 DELAY_S = 0.020
 REFILL_MESSAGES = 1000
 REFILL_MATTERS = 60_000_000
@@ -134,14 +126,11 @@ def warm_up(operations: Iterable[Operation]) -> tuple[Operation, ...]:
     return (*WARM_UP, *(one for part, one in OWN_KEYS.items() if any(part in name for name in names)))
 
 
-def set_up(party: Party, program: str, before: Callable[[int, int], Any] = lambda number, many: None) -> list[Profile]:
-    """Run what makes the keys that passes of `program` need; `before` gets the number of each run and of all."""
-    optimizations, _ = parse_program(program)
-    needed = {part for part, names in OPTIMIZATIONS.items() if names & optimizations}
-    if {"lattice_rest", "row_tiles"} <= optimizations:
-        needed.add("lattice=1")
-    first = (*WARM_UP, *(one for part, one in OWN_KEYS.items() if part in needed))
-    profiles = []
+def set_up(
+    party: Party, operations: Iterable[Operation], before: Callable[[int, int], Any] = lambda number, many: None
+) -> list[Profile]:
+    """Run `warm_up` of a pass's `operations`; `before` gets the number of each run and of all."""
+    first, profiles = warm_up(operations), []
     for number, operation in enumerate(first, 1):
         before(number, len(first))
         profiles.append(party.run(operation.function(), place(party, operation), ["y"]))
@@ -201,7 +190,6 @@ def measure(
     operations: Iterable[Operation],
     model: str,
     context: int,
-    variant: str,
     settings: Settings,
     runs: int = 1,
     rounds: Mapping[Operation, float] | None = None,
@@ -221,7 +209,7 @@ def measure(
     # Extra bytes of the first run of each over the second: keys and first oblivious transfers.
     extra = [first.bytes - second.bytes for first, second in zip(warm[0::2], warm[1::2], strict=True)]
     setup_bytes = dict(zip(warm_up(wanted), extra, strict=True))
-    source, measured = as_json(**records.provenance(settings=variant, measured=records.now())), []
+    source, measured = as_json(**records.provenance(settings=VARIANT, measured=records.now())), []
     for operation in wanted:
         best = min(profiles[operation], key=lambda profile: profile.bytes)
         measured.append(
@@ -230,7 +218,7 @@ def measure(
                 shape=operation.shape,
                 model=model,
                 context=context,
-                variant=variant,
+                variant=VARIANT,
                 bytes_sent_client=best.bytes_sent,
                 bytes_sent_server=best.bytes_received,
                 messages=best.messages_sent + best.messages_received,

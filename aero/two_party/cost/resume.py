@@ -30,7 +30,7 @@ from aero.two_party.cost.measure import measure, measure_rounds, shrink
 from aero.two_party.cost.network import Network
 from aero.two_party.program.forward import operations
 from aero.two_party.program.operations import Operation
-from aero.two_party.runtime.settings import Settings, TwoPartyError
+from aero.two_party.runtime.settings import VARIANT, Settings, TwoPartyError
 
 if TYPE_CHECKING:
     from aero.config import TwoPartyParameters
@@ -57,10 +57,10 @@ class Wanted:
         return sum(math.prod(shape) for shape in self.operation.shapes)
 
 
-def signature(operation: Operation, variant: str) -> str:
+def signature(operation: Operation) -> str:
     """Hash of what a measurement depends on: the traced computation, the settings, SPU's version."""
     computation = str(jax.make_jaxpr(operation.function())(*operation.arrays))
-    parts = (computation, repr(operation.owners), variant, importlib.metadata.version("spu"))
+    parts = (computation, repr(operation.owners), VARIANT, importlib.metadata.version("spu"))
     return hashlib.sha256("\n".join(parts).encode()).hexdigest()[:16]
 
 
@@ -89,7 +89,6 @@ def usable(path: Path, signatures: Mapping[tuple[str, str], str]) -> list[Measur
 def measure_missing(
     wanted: Sequence[Wanted],
     path: Path,
-    variant: str,
     settings: Settings,
     *,
     rounds_runs: int,
@@ -108,7 +107,7 @@ def measure_missing(
     are left or failed.
     """
     started = time.monotonic()
-    signatures = {one.key: signature(one.operation, variant) for one in wanted}
+    signatures = {one.key: signature(one.operation) for one in wanted}
     earlier = ledger.by_operation(usable(path, signatures))
     done = {
         key: row
@@ -132,7 +131,7 @@ def measure_missing(
             known.update({shrink(o): found for o, found in measure_rounds(unknown, settings, rounds_runs).items()})
         rounds = {operation: known.get(shrink(operation), math.nan) for operation in operations}
         runs = (repeats or {}).get(context, 1)
-        found = measure(operations, model, context, variant, settings, runs, rounds=rounds)
+        found = measure(operations, model, context, settings, runs, rounds=rounds)
         for one, row in zip(batch, found, strict=True):
             source = json.loads(row.provenance) | {"computation": signatures[row.key]}
             new = replace(row, model=one.model, context=one.context, provenance=ledger.as_json(**source))
@@ -215,7 +214,7 @@ def measure_rows(
 
     todo = sorted(found.values(), key=lambda one: (one.elements, one.operation))
     settings = Settings(**two_party.settings())
-    done = measure_missing(todo, ops_file, two_party.variant(), settings, on_session=write_rows, **options)
+    done = measure_missing(todo, ops_file, settings, on_session=write_rows, **options)
     print(
         f"{len(done)} operations, {len(pairs)} rows: {', '.join(str(path) for path in (ops_file, rows_file) if path)}"
     )

@@ -22,6 +22,7 @@ from functools import lru_cache
 import numpy as np
 
 from aero.two_party.lattice.polynomials import DEVIATION, gaussian, inverse_spectrum, limbs, spectrum, ternary, uniform
+from aero.two_party.runtime.settings import FRACTION_BITS
 
 DEGREE, MODULUS_BITS = 2048, 53
 """n and log2 q: 128 bits of security with uniform ternary secrets and noise of deviation 3.2 ("Security Guidelines
@@ -76,34 +77,34 @@ def encrypt(ids: np.ndarray, vocabulary: int, seed: bytes, degree: int = DEGREE)
     return secrets, query.astype("<u8").view(np.uint8).reshape(tokens, vocabulary, 8)[..., :6].tobytes()
 
 
-def noise_of(table: np.ndarray, fraction_bits: int) -> float:
+def noise_of(table: np.ndarray) -> float:
     """The largest standard deviation of the noise of an entry of D^T b, in units of the fixed point's last bit."""
     cut = 2.0 ** (MODULUS_BITS - SENT_BITS)
     deviation = (DEVIATION**2 + cut**2 / 12) ** 0.5  # and that of the dropped bits, which is uniform
-    columns = np.sqrt(np.square(table, dtype=np.float64).sum(0)).max() * 2.0**fraction_bits
+    columns = np.sqrt(np.square(table, dtype=np.float64).sum(0)).max() * 2.0**FRACTION_BITS
     return float(columns * deviation * 2.0 ** (_RING_BITS - MODULUS_BITS - SCALE_BITS))
 
 
-def fits(table: np.ndarray, fraction_bits: int = 18) -> bool:
+def fits(table: np.ndarray) -> bool:
     """Whether the noise is within NOISE_BUDGET and entries are within what SPU can truncate: 2^62."""
-    first_factor = fraction_bits - TRUNCATIONS[0]  # 2^-16 is this power of two in fixed point
-    most = 2.0 ** (_RING_BITS - 2 - SCALE_BITS - fraction_bits - first_factor)
+    first_factor = FRACTION_BITS - TRUNCATIONS[0]  # 2^-16 is this power of two in fixed point
+    most = 2.0 ** (_RING_BITS - 2 - SCALE_BITS - FRACTION_BITS - first_factor)
     largest = float(np.abs(table).max(initial=0.0))
-    return largest <= 0.99 * most and noise_of(table, fraction_bits) <= NOISE_BUDGET
+    return largest <= 0.99 * most and noise_of(table) <= NOISE_BUDGET
 
 
 class Table:
     """The server's table D (V, d), and its hint (n, d): 2^11 (D^T A)^T modulo 2^64, as secret as the table."""
 
-    def __init__(self, values: np.ndarray, fraction_bits: int, seed: bytes, degree: int = DEGREE) -> None:
+    def __init__(self, values: np.ndarray, seed: bytes, degree: int = DEGREE) -> None:
         """Computes the hint, which takes seconds. ValueError unless the table `fits`."""
-        if not fits(values, fraction_bits):
+        if not fits(values):
             raise ValueError("the embedding is too large for a lookup; compute without it (tuned-lattice_lookup)")
         vocabulary, width = values.shape
         blocks = -(-vocabulary // degree)
-        self.values, self.fraction_bits, self.hint = values, fraction_bits, np.empty((degree, width), np.uint64)
+        self.values, self.hint = values, np.empty((degree, width), np.uint64)
         for low in range(0, width, _AT_ONCE):
-            columns = _fixed(values[:, low : low + _AT_ONCE], fraction_bits)
+            columns = _fixed(values[:, low : low + _AT_ONCE])
             padded = np.zeros((columns.shape[1], blocks * degree), np.int64)
             padded[:, :vocabulary] = columns.T
             self.hint[:, low : low + _AT_ONCE] = _times_public(padded.reshape(-1, blocks, degree), seed).T
@@ -112,21 +113,21 @@ class Table:
     def select(self, queries: np.ndarray) -> np.ndarray:
         """D^T b (T, d) modulo 2^64 for queries (T, V, 6) uint8, by exact float64 multiplication of limbs."""
         tokens, vocabulary = queries.shape[:2]
-        largest = max(1.0, float(np.abs(self.values).max()) * 2.0**self.fraction_bits)
+        largest = max(1.0, float(np.abs(self.values).max()) * 2.0**FRACTION_BITS)
         rows = max(1, int(2.0 ** (53 - _LIMB) / (largest + 1)))
         found = np.zeros((2 * tokens, self.values.shape[1]), np.int64)
         for low in range(0, vocabulary, rows):
             digits = np.moveaxis(queries[:, low : low + rows].astype(np.float64), 2, 0)  # six (T, rows)
             halves = np.concatenate([a + 2.0**8 * b + 2.0**16 * c for a, b, c in (digits[:3], digits[3:])])
-            exact = halves @ _fixed(self.values[low : low + rows], self.fraction_bits).astype(np.float64)
+            exact = halves @ _fixed(self.values[low : low + rows]).astype(np.float64)
             found += exact.astype(np.int64)
         low_half, high_half = found.view(np.uint64).reshape(2, tokens, -1)
         return (low_half + (high_half << np.uint64(_LIMB))) << np.uint64(_RING_BITS - SENT_BITS)
 
 
-def _fixed(values: np.ndarray, fraction_bits: int) -> np.ndarray:
+def _fixed(values: np.ndarray) -> np.ndarray:
     """Fixed point, int64."""
-    return np.rint(values.astype(np.float64) * 2.0**fraction_bits).astype(np.int64)
+    return np.rint(values.astype(np.float64) * 2.0**FRACTION_BITS).astype(np.int64)
 
 
 def _times_public(columns: np.ndarray, seed: bytes) -> np.ndarray:

@@ -48,6 +48,7 @@ from aero.two_party.lattice.polynomials import (
     times_small,
     uniform,
 )
+from aero.two_party.runtime.settings import FRACTION_BITS
 
 DEGREE = 4096
 """n. With uniform ternary secrets and noise of deviation 3.2, 128 bits of security allow q up to 2^109 at this degree
@@ -70,12 +71,9 @@ CUT_BITS = (16, 24)
 """Lowest bits of (a, b) of an answer that are not sent, which leaves 6 and 5 bytes a coefficient."""
 NOISE_BUDGET = 4.0
 """Largest allowed standard deviation of an entry's noise, in units of the fixed point's last bit."""
-FRACTION_BITS = (16, 20)
-"""Supported fraction bits: below, SPU cannot represent 2^-16; above, values beyond 2^8 overflow a result."""
 SEED = 32
 
 # Of a product of two shared matrices.
-PAIR_FRACTION_BITS = 18
 SHARE_BITS = 50
 """What is used of a share: the lowest bits."""
 PAIR_TRUNCATIONS = (16, 16)
@@ -236,7 +234,7 @@ def times(left: np.ndarray, matrix: np.ndarray, cut: Sequence[int] = LIMBS) -> n
     return from_limbs(np.stack([(limb @ right).astype(np.int64) for limb in limbs(left, cut)]), cut)
 
 
-def noise_of(matrix: np.ndarray, fraction_bits: int = 18, wide: int = WIDE) -> float:
+def noise_of(matrix: np.ndarray, wide: int = WIDE) -> float:
     """The largest standard deviation of the noise of an entry of X W, in units of the fixed point's last bit.
 
     wide: that of the `Layout`, 2 at 128 rows, never more than WIDE, or WIDE_OF_A_ROW for one row. A query's noise meets
@@ -245,7 +243,7 @@ def noise_of(matrix: np.ndarray, fraction_bits: int = 18, wide: int = WIDE) -> f
     """
     squares = np.square(matrix, dtype=np.float64).sum(0)
     neighbours = np.convolve(squares, np.ones(min(wide, len(squares)))).max()
-    return _noise(2.0**fraction_bits * neighbours**0.5, CUT_BITS) * 2.0**-RESULT_BITS
+    return _noise(2.0**FRACTION_BITS * neighbours**0.5, CUT_BITS) * 2.0**-RESULT_BITS
 
 
 def _noise(met: float, cut_bits: tuple[int, int]) -> float:
@@ -258,9 +256,9 @@ def _noise(met: float, cut_bits: tuple[int, int]) -> float:
     return float(np.sqrt(np.square((queries, levels * digits, levels * below, *cut)).sum()))
 
 
-def fits(matrix: np.ndarray, fraction_bits: int = 18, wide: int = WIDE) -> bool:
+def fits(matrix: np.ndarray, wide: int = WIDE) -> bool:
     """Whether the noise is within NOISE_BUDGET."""
-    return noise_of(matrix, fraction_bits, wide) <= NOISE_BUDGET
+    return noise_of(matrix, wide) <= NOISE_BUDGET
 
 
 class Matrix:
@@ -268,16 +266,15 @@ class Matrix:
 
     _cut: tuple[int, ...] = LIMBS
 
-    def __init__(self, values: np.ndarray, fraction_bits: int) -> None:
+    def __init__(self, values: np.ndarray) -> None:
         """ValueError unless the matrix `fits`."""
-        if not fits(values, fraction_bits):
+        if not fits(values):
             raise ValueError("a weight matrix is too large; compute without lattice products (tuned-lattice_products)")
-        self._bits = fraction_bits
-        self._integers = np.rint(values.astype(np.float64) * 2.0**fraction_bits).astype(np.int32)
+        self._integers = np.rint(values.astype(np.float64) * 2.0**FRACTION_BITS).astype(np.int32)
 
     def times_own(self, share: np.ndarray) -> np.ndarray:
         """The server's share (rows, k) uint64 of X times W, scaled as results are."""
-        return times(share, self._integers) << np.uint64(RESULT_BITS - self._bits)
+        return times(share, self._integers) << np.uint64(RESULT_BITS - FRACTION_BITS)
 
     def answer(self, public: PublicMaterial, queries: list[bytes], layout: Layout) -> tuple[list[bytes], np.ndarray]:
         """The answer messages to the queries of all groups, and the server's share (rows, columns) of X_0 W."""
@@ -357,7 +354,7 @@ class PairLayout(Layout):
     @property
     def scale_bits(self) -> int:
         """Of X_i Y_j, whose entries have twice the fraction bits."""
-        return sum(PAIR_TRUNCATIONS) - PAIR_FRACTION_BITS
+        return sum(PAIR_TRUNCATIONS) - FRACTION_BITS
 
     def encrypt(self, secret: SecretKey, share: np.ndarray) -> bytes:
         """The query for the other party's `ShareMatrix`, of own rows (rows, k) of X."""

@@ -43,9 +43,8 @@ import numpy as np
 from jax import Array
 from jax.interpreters import mlir
 
-from aero.errors import UserError
 from aero.two_party.lattice import lookup, matmul
-from aero.two_party.runtime.settings import CLIENT, SERVER
+from aero.two_party.runtime.settings import CLIENT, FRACTION_BITS, SERVER
 
 OCTAVES = 16.0
 """`split_powers` takes X below this."""
@@ -58,7 +57,7 @@ CLIENT_SCALE, SERVER_SCALE = 2.0**13, 2.0**12
 
 @dataclass(frozen=True)
 class StepContext:
-    """What a step can use of its party: rank, fixed point, and the channel to the other party.
+    """What a step can use of its party: rank, and the channel to the other party.
 
     receive: takes the length that the next message must have. kept: state of the session's earlier steps. narrow_sign:
     xor shares of x < 0 from shares (n,) of x modulo 2^32. squared: shares of x^2 from shares (n,) of x. The last two
@@ -66,8 +65,6 @@ class StepContext:
     """
 
     rank: int
-    fraction_bits: int = 18
-    ring: str = "FM64"
     send: Callable[[bytes], None] | None = None
     receive: Callable[[int], bytes] | None = None
     kept: dict[str, Any] = field(default_factory=dict)
@@ -85,12 +82,12 @@ def split_powers(x: Array) -> tuple[Array, Array, Array]:
 
 def _split_powers_of_a_share(party: StepContext, share: np.ndarray) -> tuple[np.ndarray, ...]:
     """This party's shares of the three results."""
-    low_bits = party.fraction_bits + 4
+    low_bits = FRACTION_BITS + 4
     remainder = share & np.uint64((1 << low_bits) - 1)
     bit = (share >> np.uint64(low_bits)) & np.uint64(1)
     # float64 has 53 bits, of which at most 32 are used.
-    power = np.exp2(-remainder.astype(np.float64) / (1 << party.fraction_bits))
-    factor = (CLIENT_SCALE, SERVER_SCALE)[party.rank] * (1 << party.fraction_bits)
+    power = np.exp2(-remainder.astype(np.float64) / (1 << FRACTION_BITS))
+    factor = (CLIENT_SCALE, SERVER_SCALE)[party.rank] * (1 << FRACTION_BITS)
     own = np.rint(power * factor).astype(np.uint64)
     return (own, np.zeros_like(own), bit) if party.rank == CLIENT else (np.zeros_like(own), own, bit)
 
@@ -110,7 +107,7 @@ def _weights(entries: int) -> np.ndarray:
 
 
 def _checked_powers_of_a_share(party: StepContext, share: np.ndarray) -> tuple[np.ndarray, ...]:
-    high = share & ~np.uint64((1 << (party.fraction_bits + 4)) - 1)
+    high = share & ~np.uint64((1 << (FRACTION_BITS + 4)) - 1)
     return *_split_powers_of_a_share(party, share), (high * _weights(share.size).astype(np.uint64)).sum(keepdims=True)
 
 
@@ -136,18 +133,13 @@ def _lattice_query_in_the_clear(one_hot: Array, table: Array) -> tuple[Array, Ar
 
 def _lattice_table(party: StepContext, table: np.ndarray | None) -> lookup.Table | None:
     """The server's preprocessed table; None at the client, which first draws the session's seed and sends it."""
-    if party.ring != "FM64" or party.fraction_bits < 18:
-        raise UserError(
-            f"a lattice lookup needs the ring FM64 and 18 fraction bits or more, not {party.ring} and "
-            f"{party.fraction_bits}; compute without it (program tuned-lattice_lookup)"
-        )
     if "lattice_query" not in party.kept:
         if party.rank == CLIENT:
             party.send(seed := os.urandom(lookup.SEED))
         else:
             seed = party.receive(lookup.SEED)
         party.kept["lattice_query"] = seed
-    return None if table is None else lookup.Table(table, party.fraction_bits, party.kept["lattice_query"])
+    return None if table is None else lookup.Table(table, party.kept["lattice_query"])
 
 
 def _lattice_query_of_a_party(
@@ -196,13 +188,7 @@ def lattice_product(x: Array, matrix: Array) -> Array:
 
 
 def _lattice_matrix(party: StepContext, matrix: np.ndarray | None) -> matmul.Matrix | None:
-    least, most = matmul.FRACTION_BITS
-    if party.ring != "FM64" or not least <= party.fraction_bits <= most:
-        raise UserError(
-            f"lattice multiplication needs the ring FM64 and {least} to {most} fraction bits, not {party.ring} and "
-            f"{party.fraction_bits}; compute without it (program tuned-lattice_products)"
-        )
-    return None if matrix is None else matmul.Matrix(matrix, party.fraction_bits)
+    return None if matrix is None else matmul.Matrix(matrix)
 
 
 def _lattice_product_of_a_share(
@@ -210,7 +196,7 @@ def _lattice_product_of_a_share(
 ) -> tuple[np.ndarray, ...]:
     layout, keys = matmul.Layout(*share.shape, shapes[1][1]), _product_keys(party)
     if party.rank == CLIENT:
-        bits = matmul.RESULT_BITS - party.fraction_bits
+        bits = matmul.RESULT_BITS - FRACTION_BITS
         return (_of_client(party, layout, keys, lambda span: keys.encrypt(share[span], layout, bits)),)
     return (matrix.times_own(share) + _of_server(party, layout, keys, matrix),)
 
@@ -257,11 +243,6 @@ def shared_product(x: Array, y: Array) -> Array:
 
 def _pair_keys(party: StepContext) -> tuple[matmul.SecretKey, matmul.PublicMaterial]:
     """The own secret key, and the other party's public material; sent in the first such step of a session."""
-    if party.ring != "FM64" or party.fraction_bits != matmul.PAIR_FRACTION_BITS:
-        raise UserError(
-            f"lattice multiplication of two secrets needs the ring FM64 and {matmul.PAIR_FRACTION_BITS} fraction bits, "
-            f"not {party.ring} and {party.fraction_bits}; use a program without lattice_attention and lattice_rest"
-        )
     if "shared_product" not in party.kept:
         own = matmul.SecretKey()
         party.send(own.public_material)

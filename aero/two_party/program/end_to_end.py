@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import dataclasses
+from collections import Counter
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
-from functools import partial
-from statistics import fmean
 from typing import Any
 
 import numpy as np
@@ -15,23 +14,20 @@ from jax import Array
 from aero.architecture import Architecture, parse
 from aero.errors import UserError
 from aero.model import GPT, ModelConfig
-from aero.two_party.cost.measure import place, set_up
+from aero.two_party.cost.measure import set_up
 from aero.two_party.lattice.share_steps import CHECK_UNIT
 from aero.two_party.program.forward import forward, operations
 from aero.two_party.program.inputs import prompt_array, prompt_type
-from aero.two_party.program.nonlinear import MASKED
 from aero.two_party.program.operations import Operation, call
-from aero.two_party.program.optimizations import AS_PUBLISHED, UNREVIEWED, parse_program
+from aero.two_party.program.optimizations import AS_PUBLISHED, parse_program
 from aero.two_party.program.weights import weight_arrays, weight_shapes, within_budget
 from aero.two_party.runtime.parties import Party, run_parties
 from aero.two_party.runtime.profile import check_pair
-from aero.two_party.runtime.settings import CLIENT, FIELD_BITS, NARROW_FIELD, SERVER, Settings, TwoPartyError
+from aero.two_party.runtime.settings import CLIENT, SERVER, Settings
 
 UNBOUNDED = (
     "an attention logit lies beyond what bounded_logits computes, so the answer is wrong; use a program without it"
 )
-FEW_BYTES = 8_000_000
-"""Below this, a refill of oblivious transfers (0.3 to 1.2 MB) is a large part of an operation's bytes."""
 
 
 @dataclass(frozen=True)
@@ -79,6 +75,10 @@ class PublicModel:
     def model_config(self) -> ModelConfig:
         return ModelConfig(**self.config)
 
+    def operations(self, tokens: int) -> Counter[Operation]:
+        """Operations of a whole pass with their counts."""
+        return operations(self.parsed, self.model_config, self.program, tokens)
+
     def function(self, names: Sequence[str]) -> Callable[..., Array]:
         """The program as a function of the weights in the order of `names`, then the prompt."""
         architecture, config, program = self.parsed, self.model_config, self.program
@@ -88,24 +88,6 @@ class PublicModel:
             return forward(call, architecture, config, program, weights, arrays[-1])[0]
 
         return whole_model
-
-
-def check_ring(field: str, fraction_bits: int, program: str) -> None:
-    """TwoPartyError for a program that cannot be computed in the ring `field`, ValueError for an unknown program."""
-    optimizations, _ = parse_program(program)
-    if field == "FM32":
-        raise TwoPartyError("SPU cannot divide in the ring FM32, and every softmax divides; use FM64")
-    if field != "FM64" and optimizations & (UNREVIEWED - {"lattice_lookup"}):
-        raise TwoPartyError(
-            f"program {program} computes on shares of 64 bits at most, not on {field}; use FM64, or as_written"
-        )
-    # Masked entries are compared too, and must stay away from the ring's end.
-    holds = 2.0 ** (FIELD_BITS[NARROW_FIELD] - 1 - fraction_bits)
-    if "narrow_comparisons" in optimizations and holds <= -2 * MASKED:
-        raise TwoPartyError(
-            f"program {program} compares in 32 bits, which are too few with {fraction_bits} fraction bits; use fewer, "
-            "or a program without narrow_comparisons"
-        )
 
 
 def put_weights(
@@ -134,15 +116,13 @@ def fails_check(program: str, logits: np.ndarray) -> bool:
 
 
 def forward_task(party: Party, given: dict[str, Any]) -> dict[str, Any]:
-    """In a party process: place the weights, answer every prompt, then measure operations alone.
+    """In a party process: place the weights, then answer every prompt.
 
     given: "model", "tokens" of a prompt and number of "prompts" (both parties), "weights" (server), "ids" (N, T)
-    (client); optionally "operations" to run alone "runs" times (three times as often below FEW_BYTES, unless runs is
-    1): "alone" has their mean bytes in both directions. "warm_up": False lets the first pass pay for the keys.
+    (client).
     """
     model: PublicModel = given["model"]
-    if given.get("warm_up", True):
-        set_up(party, model.program)
+    set_up(party, model.operations(given["tokens"]))
     names = put_weights(party, model, given["weights"] if party.rank == SERVER else None)
     function, inputs = model.function(names), [*(f"w.{name}" for name in names), "prompt"]
     profiles, logits = [], []
@@ -151,41 +131,26 @@ def forward_task(party: Party, given: dict[str, Any]) -> dict[str, Any]:
         party.prepare(function, inputs, ["logits"])
         profiles.append(party.run(function, inputs, ["logits"]))
         logits.append(party.reveal("logits", to=CLIENT))
-    alone: dict[Operation, float] = {}
-    for operation in given.get("operations", ()):
-        run, runs = partial(party.run, operation.function(), place(party, operation), ["y"]), given["runs"]
-        sizes = [run().bytes for _ in range(runs)]
-        # Refills of oblivious transfers and of Beaver triples fall into some runs only: a mean shows their share.
-        if runs > 1 and sizes[0] < FEW_BYTES:
-            sizes += [run().bytes for _ in range(2 * runs)]
-        alone[operation] = fmean(sizes)
-    return {"profiles": profiles, "logits": logits, "alone": alone}
+    return {"profiles": profiles, "logits": logits}
 
 
-def ask(
-    model: GPT, prompts: np.ndarray, program: str = "tuned", settings: Settings | None = None, operation_runs: int = 0
-) -> tuple[list[Answer], dict[Operation, float]]:
+def ask(model: GPT, prompts: np.ndarray, program: str = "tuned", settings: Settings | None = None) -> list[Answer]:
     """Answer `prompts` (N, T), token ids, privately: two processes, the model in one, the prompts in the other.
 
-    operation_runs: how often every operation is also run alone in the same session, for its bytes in both directions.
     Does not check whether the model's values fit the fixed point: `aero.two_party.program.fixed_point.fitting` does.
     Raises TwoPartyError if a party fails, ValueError for prompts the model cannot take, UserError for answers whose
     check failed (`fails_check`).
     """
-    settings = settings or Settings()
-    program = within_budget(model, program, fraction_bits=settings.fraction_bits)
+    program = within_budget(model, program)
     config, prompts = model.config, np.atleast_2d(np.asarray(prompts))
     if not prompts.size or prompts.shape[1] > config.context:
         raise ValueError(f"a prompt needs 1 to {config.context} tokens, got {prompts.shape[1]}; shorten it")
     if prompts.min() < 0 or prompts.max() >= config.vocabulary:
         raise ValueError(f"token ids must lie in 0 to {config.vocabulary - 1}; use the model's own tokenizer")
-    check_ring(settings.field, settings.fraction_bits, program)
     public = PublicModel(str(model.architecture), dataclasses.asdict(config), program)
-    counts = operations(model.architecture, config, program, prompts.shape[1]) if operation_runs else {}
     common = {"model": public, "tokens": prompts.shape[1], "prompts": len(prompts)}
-    common |= {"operations": sorted(counts), "runs": operation_runs}
     own = common | {"ids": prompts}, common | {"weights": weight_arrays(model, program)}
-    client, server = run_parties(forward_task, *own, settings)
+    client, server = run_parties(forward_task, *own, settings or Settings())
     if any(value is not None for value in server["logits"]):
         raise AssertionError("the server learnt logits")
     if any(fails_check(program, logits) for logits in client["logits"]):
@@ -195,4 +160,4 @@ def ask(
         check_pair(ours, theirs)
         messages, seconds = ours.messages_sent + theirs.messages_sent, max(ours.seconds, theirs.seconds)
         answers.append(Answer(ours.bytes_sent, theirs.bytes_sent, messages, seconds, logits))
-    return answers, client["alone"]
+    return answers

@@ -40,7 +40,7 @@ from aero.two_party.program.nonlinear import GELU_TAIL, LOGIT_BOUND, MASKED, vis
 from aero.two_party.program.operations import KINDS
 from aero.two_party.program.optimizations import absorbs, parse_program, program_name
 from aero.two_party.program.weights import folded, weight_arrays
-from aero.two_party.runtime.settings import FIELD_BITS, NARROW_FIELD, Settings, TwoPartyError
+from aero.two_party.runtime.settings import FIELD, FRACTION_BITS, NARROW_BITS, RING_BITS, TwoPartyError
 from aero.weight_transforms import fold_weight_norm
 
 TOKENS, LONGEST = 128, 1024
@@ -61,6 +61,17 @@ OF_SMALLER_RANGE = (
     "narrow_comparisons",
     "bounded_logits",
 )
+LIMITS = {
+    "product": 2.0 ** (RING_BITS - 2 - 2 * FRACTION_BITS),
+    "rsqrt": 2.0 ** (FRACTION_BITS - 1),
+    "div": 2.0**FRACTION_BITS,
+    "exp": 2.0**9,
+    "square": 2.0 ** ((RING_BITS - 2 - 2 * FRACTION_BITS) / 2),
+    "negative": 2.0 ** (NARROW_BITS - 1 - FRACTION_BITS) / NARROW_MARGIN,
+    "value": 2.0 ** (RING_BITS - 2 - FRACTION_BITS),
+    "logit": LOGIT_BOUND,
+}
+"""What magnitudes must stay below."""
 LIMITED = {"rsqrt": "rsqrt", "sqrt": "rsqrt", "div": "div", "exp": "exp", "exp2": "exp"}
 LIMITED |= {"negative": "negative", "square": "square"}
 """The limit of the last argument of primitives and of steps on shares."""
@@ -77,21 +88,6 @@ class Beyond:
     value: float
     limit: float
     where: str
-
-
-def limits(settings: Settings) -> dict[str, float]:
-    """The magnitude that "product", "rsqrt", "div", "exp", "square", "negative", "value", "logit" must stay below."""
-    ring, fraction = FIELD_BITS[settings.field], settings.fraction_bits
-    return {
-        "product": 2.0 ** (ring - 2 - 2 * fraction),
-        "rsqrt": 2.0 ** (fraction - 1),
-        "div": 2.0**fraction,
-        "exp": 2.0**9,
-        "square": 2.0 ** ((ring - 2 - 2 * fraction) / 2),
-        "negative": 2.0 ** (FIELD_BITS[NARROW_FIELD] - 1 - fraction) / NARROW_MARGIN,
-        "value": 2.0 ** (ring - 2 - fraction),
-        "logit": LOGIT_BOUND,
-    }
 
 
 def _evaluate(jaxpr: Any, constants: Any, given: Any, largest: dict[str, Array]) -> list[Any]:
@@ -188,13 +184,12 @@ def probes(model: GPT, prefix: Sequence[int] = ()) -> Iterator[np.ndarray]:
         yield np.resize(order, min(context, LONGEST))
 
 
-def farthest(model: GPT, program: str, settings: Settings, prefix: Sequence[int] = ()) -> Beyond:
+def farthest(model: GPT, program: str, prefix: Sequence[int] = ()) -> Beyond:
     """The value nearest to or furthest beyond its limit in passes over `probes`.
 
     program: as `within_budget` returns it. prefix: public tokens before them, whose own values are not in fixed point.
     """
     found: list[Beyond] = []
-    most = limits(settings)
 
     def run(kind: str, *arrays: Array, **constants: float) -> Array:
         if kind == "embedding_lookup":  # rows of a table that its owner has checked; not in fixed point
@@ -204,7 +199,7 @@ def farthest(model: GPT, program: str, settings: Settings, prefix: Sequence[int]
             seen["logit"] = float(jnp.abs(arrays[0][:, *visible_entries(arrays[0])]).max())
         if kind == "reciprocal_means" and result[-1]:  # its check fails
             seen["logit"] = float("inf")
-        found.extend(Beyond(f"{kind} ({name})", value, most[name], where) for name, value in seen.items())
+        found.extend(Beyond(f"{kind} ({name})", value, LIMITS[name], where) for name, value in seen.items())
         return result
 
     def at(layer: int) -> None:
@@ -276,22 +271,22 @@ def bounds(model: GPT) -> dict[str, float] | None:
     return {"residual": largest, "ffn": ffn, "logits": logits, "values": values, "head": head}
 
 
-def not_bounded(model: GPT, program: str, settings: Settings) -> list[str]:
+def not_bounded(model: GPT, program: str) -> list[str]:
     """Which values of `program` the weights do not bound below their limits for every prompt; empty if all are."""
-    found, most = bounds(model), limits(settings)
+    found = bounds(model)
     optimizations, _ = parse_program(program)
     if found is None or absorbs(model.architecture, optimizations):
         return ["residual stream", "attention logits"]
 
     def limit(share: float, *needed: str) -> float:
         """The limit of a multiplication: with these optimizations a share of SPU's."""
-        return most["product"] * (share if optimizations.issuperset(needed) else 1.0)
+        return LIMITS["product"] * (share if optimizations.issuperset(needed) else 1.0)
 
     product, row = limit(LATTICE_SHARE, "lattice_products"), limit(LATTICE_SHARE, "lattice_rest")
     pair, scaled = limit(PAIR_SHARE, "lattice_attention"), limit(PAIR_SHARE, "lattice_rest", "row_tiles")
     if "narrow_comparisons" in optimizations:
-        product = min(product, most["negative"])
-    variance = min(scaled, most["negative" if "bounded_reciprocals" in optimizations else "rsqrt"])
+        product = min(product, LIMITS["negative"])
+    variance = min(scaled, LIMITS["negative" if "bounded_reciprocals" in optimizations else "rsqrt"])
     residual, ffn, logits, values, head = (found[name] for name in ("residual", "ffn", "logits", "values", "head"))
     normed = model.architecture.layer_norm or model.config.ln_f
     cubed = model.architecture.ffn == "gelu" and "gelu_by_squares" not in optimizations
@@ -299,11 +294,11 @@ def not_bounded(model: GPT, program: str, settings: Settings) -> list[str]:
     # variance.
     inside = {
         "residual stream": residual < product
-        and not (normed and (residual**2 >= most["product"] or residual**2 / model.config.width >= variance)),
-        "feed-forward activations": ffn < product and not (cubed and (ffn + GELU_TAIL) ** 3 >= most["product"]),
+        and not (normed and (residual**2 >= LIMITS["product"] or residual**2 / model.config.width >= variance)),
+        "feed-forward activations": ffn < product and not (cubed and (ffn + GELU_TAIL) ** 3 >= LIMITS["product"]),
         "attention logits": logits
-        < min(product, pair, most["logit" if "bounded_logits" in optimizations else "product"])
-        and 2 * logits < most["exp"],
+        < min(product, pair, LIMITS["logit" if "bounded_logits" in optimizations else "product"])
+        and 2 * logits < LIMITS["exp"],
         # Row sums of exponentials are at most T, and divide the sum later.
         "attention outputs": values * model.config.context < pair and values < min(product, scaled),
         "logits of the vocabulary": head < row,
@@ -311,14 +306,14 @@ def not_bounded(model: GPT, program: str, settings: Settings) -> list[str]:
     return [name for name, fits in inside.items() if not fits]
 
 
-def coverage(model: GPT, program: str, settings: Settings, prefix: Sequence[int] = ()) -> str:
+def coverage(model: GPT, program: str, prefix: Sequence[int] = ()) -> str:
     """For the client, in one line: what `fitting` checked of this model and what it did not. No value of a weight."""
     first, vocabulary = len(tried_first(model, prefix)), model.config.vocabulary
     context = model.config.context - len(prefix)
     prompts = 3 + min(WORST, first) + (context > TOKENS)
     said = f"checked before: {f'all {first}' if first == vocabulary else f'the {first} most extreme of {vocabulary}'} "
     said += f"tokens at the first position, {prompts} prompts of up to {min(context, LONGEST)} tokens"
-    if not (loose := not_bounded(model, program, settings)):
+    if not (loose := not_bounded(model, program)):
         return f"{said}; bounded by the weights: no prompt leaves the range of the fixed point"
     return (
         f"{said}; not checked: other prompts (not bounded: {', '.join(loose)}), where a value beyond the range makes "
@@ -326,7 +321,7 @@ def coverage(model: GPT, program: str, settings: Settings, prefix: Sequence[int]
     )
 
 
-def fitting(model: GPT, program: str, settings: Settings, prefix: Sequence[int] = ()) -> str:
+def fitting(model: GPT, program: str, prefix: Sequence[int] = ()) -> str:
     """The first program in which the model's values fit: `program`, or without some of the optimizations whose range
     is smaller than SPU's (OF_SMALLER_RANGE). TwoPartyError if none fits."""
     optimizations, rebased = parse_program(program)
@@ -334,11 +329,11 @@ def fitting(model: GPT, program: str, settings: Settings, prefix: Sequence[int] 
     choices = itertools.product(*((frozenset(), one) for one in droppable))
     for dropped in dict.fromkeys(frozenset().union(*choice) for choice in choices):
         candidate = program_name(optimizations - dropped, rebased)
-        found = farthest(model, candidate, settings, prefix)
+        found = farthest(model, candidate, prefix)
         if found.value < found.limit:
             return candidate
     raise TwoPartyError(
         f"the model's values do not fit fixed point: {found.value:.3g} in {found.what} of {found.where}, "
-        f"which holds less than {found.limit:.3g} with {settings.fraction_bits} fraction bits in {settings.field}; "
+        f"which holds less than {found.limit:.3g} with {FRACTION_BITS} fraction bits in {FIELD}; "
         "the private answers would be wrong"
     )

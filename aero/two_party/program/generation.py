@@ -10,7 +10,7 @@ The server computes keys and values of a public prefix in the clear and enters t
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import cache
 from typing import Any
 
@@ -120,26 +120,6 @@ class Generator:
         self._new = rows if self._cached else 0
         return Step(profile, party.reveal("logits", to=CLIENT), prepared)
 
-    def verify(self, ids: Sequence[int] | None, tokens: int) -> tuple[Step, int]:
-        """Speculative verification: one pass over the newest token and `tokens` - 1 proposed ones after it, `ids`.
-
-        Returns the step and how many proposals are accepted: those before the first that is not the most likely token.
-        The others are forgotten. The client's logits (accepted + 1, V) give the accepted tokens and one more. The
-        server learns how many are accepted. Needs a cache.
-        """
-        step, accepted = self.step(ids, tokens, every=True), None
-        if ids is not None:
-            agrees = step.logits[:-1].argmax(1) == ids[1:]
-            accepted = np.array([np.append(agrees, False).argmin()], np.float32)
-        self._party.put("accepted", accepted, (1,), from_rank=CLIENT)
-        told = self._party.reveal("accepted", to=SERVER)
-        count = round(float((told if accepted is None else accepted)[0]))
-        self._new = count + 1
-        self._tokens -= tokens - self._new
-        self._ids = self._ids[: self._tokens]
-        logits = None if step.logits is None else step.logits[: self._new]
-        return replace(step, logits=logits), count
-
     def _cache(self, prefix: str = "") -> list[str]:
         """Names of the keys of every layer, then of the values."""
         return [f"{prefix}{kind}.{layer}" for kind in ("keys", "values") for layer in range(self._config.layers)]
@@ -157,22 +137,22 @@ class Generator:
         return self._pass(*arrays, every=True)
 
     def _extend_cache(self) -> None:
-        """Move keys and values of the last pass's first `_new` rows into the cache, without a message."""
+        """Move keys and values of the last pass's `_new` rows into the cache, without a message."""
         self._filled += self._new
         slots, names, made = slots_for(self._filled, self._config.context), self._cache(), self._cache("new_")
-        append = _appending(len(made), self._new, slots)
+        append = _appending(len(made), slots)
         self._party.run(append, [*(names if self._slots else ()), *made], names, donate=made)
         self._slots, self._new = slots, 0
 
 
 @cache
-def _appending(count: int, rows: int, slots: int) -> Callable[..., list[Array]]:
-    """A function that appends the first rows of the last `count` arrays to those before them, if there are any.
+def _appending(count: int, slots: int) -> Callable[..., list[Array]]:
+    """A function that appends the last `count` arrays to those before them, if there are any.
 
     Always the same one, because it is compiled once for each function."""
 
     def append(*arrays: Array) -> list[Array]:
-        old, new = arrays[:-count], [one[:, :rows] for one in arrays[-count:]]
+        old, new = arrays[:-count], arrays[-count:]
         pairs = zip(old, new, strict=True) if old else ((one,) for one in new)
         return [_right_aligned(jnp.concatenate(parts, 1), slots) for parts in pairs]
 

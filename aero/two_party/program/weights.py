@@ -99,7 +99,7 @@ def _norm(state: State, name: str) -> Affine:
     return Affine(state[f"{name}.weight"], state.get(f"{name}.bias"))
 
 
-def within_budget(model: GPT, program: str, budget: float = CONDITION_BUDGET, fraction_bits: int = 18) -> str:
+def within_budget(model: GPT, program: str, budget: float = CONDITION_BUDGET) -> str:
     """The program that computes `program` accurately on this model; its name is known to both parties.
 
     Layers after "@" are added wherever the condition number of the absorbed matrices would exceed `budget`, because
@@ -115,7 +115,7 @@ def within_budget(model: GPT, program: str, budget: float = CONDITION_BUDGET, fr
         optimizations -= {"gelu_by_squares"}
     architecture, state = model.architecture, fold_weight_norm(model).state_dict()
     if "lattice_lookup" in optimizations and model.config.vocabulary >= lookup.LEAST_VOCABULARY:
-        if not lookup.fits(_token_embedding(state, model.config).numpy(), fraction_bits):
+        if not lookup.fits(_token_embedding(state, model.config).numpy()):
             optimizations -= {"lattice_lookup"}
     if absorbs(architecture, optimizations):
         rebased = _rebased(architecture, model.config, state, budget)
@@ -125,7 +125,7 @@ def within_budget(model: GPT, program: str, budget: float = CONDITION_BUDGET, fr
         but_head = [w for w in matrices if w is not weights["head.weight"]]
         wide = {"lattice_products": (but_head, matmul.WIDE), "lattice_rest": (matrices, matmul.WIDE_OF_A_ROW)}
         for name, (needed, columns) in wide.items():
-            if name in optimizations and not all(matmul.fits(one.numpy(), fraction_bits, columns) for one in needed):
+            if name in optimizations and not all(matmul.fits(one.numpy(), columns) for one in needed):
                 optimizations -= {name}
     return program_name(optimizations, rebased)
 

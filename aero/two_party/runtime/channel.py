@@ -17,7 +17,7 @@ import numpy as np
 
 from aero.two_party.lattice.ring import content_of
 from aero.two_party.runtime.profile import Profile
-from aero.two_party.runtime.settings import CLIENT, FIELD_BITS, NAMES, SERVER, Settings, TwoPartyError
+from aero.two_party.runtime.settings import CLIENT, FIELD, NAMES, RING_BITS, SERVER, Settings, TwoPartyError
 
 RETRY_INTERVAL_S = 0.2
 MAX_CHUNKS = 4096
@@ -82,9 +82,8 @@ class Channel:
                     f"revealing {name}: the parties hold different kinds of it; are both of one version?"
                 )
             return share
-        field = self._settings.field
-        kind = f"cheetah.AShr<{field}>"
-        expected = shape, dtype, math.prod(shape) * FIELD_BITS[field] // 8
+        kind = f"cheetah.AShr<{FIELD}>"
+        expected = shape, dtype, math.prod(shape) * RING_BITS // 8
         secret = meta.visibility == libspu.Visibility.VIS_SECRET and storage == kind
         if not (complete and secret and found == expected):
             got = f"a share {storage!r} of {found[1]} {found[0]} in {size} bytes"

@@ -11,7 +11,7 @@ import numpy as np
 
 from aero.two_party.runtime.channel import Channel, numpy_type
 from aero.two_party.runtime.profile import Profile, parse
-from aero.two_party.runtime.settings import Settings
+from aero.two_party.runtime.settings import FIELD, FRACTION_BITS
 
 LOG_TIMEOUT_S = 5.0
 
@@ -31,7 +31,13 @@ class Engine:
     """
 
     def __init__(
-        self, channel: Channel, link: Any, log: int, settings: Settings, field: str, fraction_bits: int, **options: int
+        self,
+        channel: Channel,
+        link: Any,
+        log: int,
+        field: str = FIELD,
+        fraction_bits: int = FRACTION_BITS,
+        **options: int,
     ) -> None:
         """link: of SPU; one for each engine. log: descriptor of the file that this process's output goes to, readable.
 
@@ -40,7 +46,7 @@ class Engine:
         import spu
         from spu import libspu
 
-        self._channel, self._log, self._settings = channel, log, settings
+        self._channel, self._log = channel, log
         config = libspu.RuntimeConfig(
             protocol=libspu.ProtocolKind.CHEETAH,
             field=getattr(libspu.FieldType, field),
@@ -49,9 +55,10 @@ class Engine:
         config.enable_pphlo_profile = config.enable_hal_profile = True
         # Operations in parallel would be counted into each other's bytes.
         config.experimental_enable_inter_op_par = config.experimental_enable_intra_op_par = False
-        config.max_concurrency = settings.threads
-        config.experimental_enable_colocated_optimization = settings.colocated
-        config.cheetah_2pc_config.enable_mul_lsb_error = settings.mul_lsb_error
+        # SPU splits oblivious transfers by this number, so set-up bytes and message counts depend on it.
+        config.max_concurrency = 1
+        # What one party holds in the clear, as the server's weights, is used as such, never secret-shared.
+        config.experimental_enable_colocated_optimization = True
         for name, value in options.items():
             setattr(config, name, value)
         with channel.step("setting up the protocol"):
@@ -89,7 +96,7 @@ class Engine:
 
         if (function, arguments) not in self.compiled:
             options = libspu.CompilerOptions()
-            options.enable_optimize_denominator_with_broadcast = self._settings.broadcast_denominator
+            options.enable_optimize_denominator_with_broadcast = True  # one reciprocal a row, not one an entry
             self.compiled[function, arguments], _ = frontend.compile(
                 frontend.Kind.JAX,
                 function,

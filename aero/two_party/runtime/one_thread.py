@@ -5,6 +5,4 @@ A process with several threads must not fork.
 
 import os
 
-VARIABLES = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS")
-
-os.environ.update(dict.fromkeys(VARIABLES, "1"))
+os.environ.update(dict.fromkeys(("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS"), "1"))

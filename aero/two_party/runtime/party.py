@@ -18,7 +18,7 @@ from aero.two_party.lattice.ring import ring_elements, share_of
 from aero.two_party.runtime.channel import Channel, StepMessages
 from aero.two_party.runtime.engine import Described, Engine
 from aero.two_party.runtime.profile import Profile, together
-from aero.two_party.runtime.settings import CLIENT, FIELD_BITS, NAMES, NARROW_FIELD, Settings, TwoPartyError
+from aero.two_party.runtime.settings import CLIENT, FIELD, FRACTION_BITS, NAMES, NARROW_FIELD, RING_BITS, Settings
 
 if TYPE_CHECKING:
     from aero.two_party.lattice.share_steps import StepContext
@@ -39,10 +39,10 @@ class Party:
         log: descriptor of the file that this process's standard output goes to, open for reading.
         ask: how `control` reaches the process that started this one.
         """
-        self.rank, self.settings = rank, settings
+        self.rank = rank
         self._log, self._ask = log, ask
         self._channel = Channel(rank, addresses, settings)
-        self._engine = Engine(self._channel, self._channel.link, log, settings, settings.field, settings.fraction_bits)
+        self._engine = Engine(self._channel, self._channel.link, log)
         self._held: dict[str, Described] = {}
         self._plans: dict[tuple, Plan | None] = {}
         # Inputs that one party has in the clear, as it put them (None at the other), and what steps prepared from them.
@@ -69,7 +69,7 @@ class Party:
         """Make `name` an input: `array` is given at `from_rank` and None at the other party.
 
         owner=None: secret, and the other party is sent its share. owner=from_rank: `from_rank` keeps it in the clear
-        and nothing is sent (with `Settings.colocated` off it is secret like any other).
+        and nothing is sent.
         ValueError if the array is not of that shape and dtype, is not finite, or does not fit the fixed point.
         """
         from spu import libspu
@@ -86,14 +86,13 @@ class Party:
         self._forget(name)
         if owner is not None:
             self._clear[name] = array
-        rank = owner if owner is not None and self.settings.colocated else -1
-        if array is None and rank < 0:
+        if array is None and owner is None:
             share = self._channel.receive_share(name, shape, dtype)
         else:
             # The share of what the other party owns is zeros, whatever the values.
             values = np.zeros(shape, dtype) if array is None else array
-            shares = self._engine.io.make_shares(values, libspu.Visibility.VIS_SECRET, rank)
-            if rank < 0:
+            shares = self._engine.io.make_shares(values, libspu.Visibility.VIS_SECRET, -1 if owner is None else owner)
+            if owner is None:
                 self._channel.send_share(name, shape, dtype, shares[self._channel.other])
             share = shares[self.rank]
         self._engine.runtime.set_var(name, share)
@@ -206,7 +205,7 @@ class Party:
         if array.size and dtype.kind == "f":
             if not np.isfinite(array).all():
                 raise ValueError(f"{name} has values that are not finite; fixed point cannot hold them")
-            integer_bits = FIELD_BITS[self.settings.field] - 2 - self.settings.fraction_bits
+            integer_bits = RING_BITS - 2 - FRACTION_BITS
             largest = float(np.abs(array).max())
             if largest >= 2.0**integer_bits:
                 raise ValueError(f"{name} has a value of {largest:g}; the fixed point holds less than 2^{integer_bits}")
@@ -267,19 +266,12 @@ class Party:
         if step.in_the_clear:
             results = step.of_shares(context, *(self._clear[name] for name in part.inputs[:-1]), *last)
         else:
-            if FIELD_BITS[self.settings.field] > 64:
-                raise TwoPartyError(
-                    f"the step {part.step} computes on shares of at most 64 bits, not on {self.settings.field}; "
-                    "use FM64, or a program without split_exponential, narrow_comparisons, gelu_by_squares, "
-                    "lattice_lookup, lattice_products, lattice_attention and lattice_rest"
-                )
             secrets = part.inputs if step.prepare is None else part.inputs[:-1]
             shares = (ring_elements(self._engine.runtime.get_var(name), "AShr") for name in secrets)
             shares = (share.reshape(self._held[name].shape) for name, share in zip(secrets, shares, strict=True))
             results = step.of_shares(context, *shares, *last)
         for output, values, (shape, dtype), owner in zip(part.outputs, results, part.types, step.owners, strict=True):
-            owner = owner if self.settings.colocated else None
-            self._engine.runtime.set_var(output, share_of(values, shape, dtype, owner, self.settings.field))
+            self._engine.runtime.set_var(output, share_of(values, shape, dtype, owner, FIELD))
             self._held[output] = Described(shape, dtype)
         # Compiling and reading the log are no part of the cost, as in any run of SPU.
         overhead = sum(max(0.0, seconds - profile.seconds) for profile, seconds in runs)
@@ -289,8 +281,6 @@ class Party:
     def _step_context(self, messages: StepMessages, runs: list[tuple[Profile, float]]) -> StepContext:
         """What a step may use of this party. Its runs of SPU are added to `runs`: profile and seconds in all."""
         from aero.two_party.lattice.share_steps import StepContext, by_exponential
-
-        field, bits = self.settings.field, self.settings.fraction_bits
 
         def run(share: np.ndarray, dtype: Any, function: Callable[..., Any], engine: Engine, ring: str) -> Any:
             """This party's share of function(x), from its share (n,) of x in the ring."""
@@ -305,17 +295,15 @@ class Party:
             return result
 
         def narrow_sign(share: np.ndarray) -> np.ndarray:
-            engine = self._step_engine("narrow comparisons", NARROW_FIELD, 0)
+            engine = self._step_engine("narrow comparisons", field=NARROW_FIELD, fraction_bits=0)
             return ring_elements(run(share, np.int32, _below_zero, engine, NARROW_FIELD), "BShr") & np.uint64(1)
 
         def squared(share: np.ndarray) -> np.ndarray:
-            engine = self._step_engine("squares", field, bits, fxp_exp_iters=1)
-            return ring_elements(run(share, np.float32, by_exponential, engine, field), "AShr")
+            engine = self._step_engine("squares", fxp_exp_iters=1)
+            return ring_elements(run(share, np.float32, by_exponential, engine, FIELD), "AShr")
 
         return StepContext(
             self.rank,
-            bits,
-            field,
             send=messages.send,
             receive=messages.receive,
             kept=self._session_state,
@@ -323,14 +311,12 @@ class Party:
             squared=squared,
         )
 
-    def _step_engine(self, purpose: str, field: str, fraction_bits: int, **options: int) -> Engine:
+    def _step_engine(self, purpose: str, **options: Any) -> Engine:
         """A further SPU runtime, over a link of its own through the same connection."""
         if purpose not in self._step_engines:
             with self._channel.step(f"setting up the protocol of {purpose}"):
                 link = self._channel.link.spawn()
-            self._step_engines[purpose] = Engine(
-                self._channel, link, self._log, self.settings, field, fraction_bits, **options
-            )
+            self._step_engines[purpose] = Engine(self._channel, link, self._log, **options)
         return self._step_engines[purpose]
 
 

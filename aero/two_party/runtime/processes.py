@@ -91,9 +91,6 @@ def party_process(connection: Connection, log_path: str) -> None:
     os.dup2(log, 2)
     try:
         rank, task, own_input, addresses, settings = connection.recv()
-        from aero.two_party.runtime.one_thread import VARIABLES
-
-        os.environ.update(dict.fromkeys(VARIABLES, str(settings.threads)))
         import jax
         import spu  # noqa: F401 - imported now, so that the time limit for connecting is for connecting alone
 

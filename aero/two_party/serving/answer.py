@@ -78,7 +78,8 @@ def answer_task(party: Party, given: Mapping[str, Any]) -> dict[str, Any]:
     def before(number: int, many: int) -> None:
         party.control(("progress", f"set-up, step {number} of {many}"))
 
-    setup = _cost(party, set_up(party, description.program, before), start)
+    longest = len(description.prefix) + given["tokens"] + given["new_tokens"] - 1
+    setup = _cost(party, set_up(party, description.operations(longest), before), start)
     generator = Generator(party, description, weights, given["cached"], len(description.prefix), prefix)
     ids = [int(i) for i in given["ids"]] if party.rank == CLIENT else None
     costs, wrong = [], False

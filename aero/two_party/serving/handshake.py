@@ -23,20 +23,20 @@ import torch._dynamo  # noqa: F401 - to compute shapes of weights; loading it la
 from aero.architecture import Architecture
 from aero.checkpoint import model_config
 from aero.model import ModelConfig
-from aero.two_party.program.end_to_end import PublicModel, check_ring
+from aero.two_party.program.end_to_end import PublicModel
 from aero.two_party.program.optimizations import cacheable
 from aero.two_party.program.weights import weight_shapes
-from aero.two_party.runtime.settings import Settings, TwoPartyError
+from aero.two_party.runtime.settings import FIELD, FRACTION_BITS, TwoPartyError
 from aero.two_party.serving.tunnel import plain
 
 PROTOCOL = "aero-ask-2"
 # These have no effect after training, so they are not published.
 TRAINING_ONLY = {"init_std", "embedding_std", "residual_init_scaling"}
 TRAINING_ONLY |= {"temperature_init", "log_temperature", "threshold_init", "slope_init"}
-MAX_THREADS = 64
 BYTES_PER_WEIGHT = 16
 """What a client keeps for each weight of the server: two shares of 64 bits, all zeros."""
-AGREED = ("field", "fraction_bits", "mul_lsb_error", "broadcast_denominator", "colocated", "threads")
+SPU_SETTINGS = {"field": FIELD, "fraction_bits": FRACTION_BITS, "mul_lsb_error": False, "broadcast_denominator": True}
+SPU_SETTINGS |= {"colocated": True, "threads": 1}
 
 
 @dataclass(frozen=True)
@@ -47,7 +47,7 @@ class Description(PublicModel):
     `aero.two_party.program.fixed_point.fitting`).
 
     architecture: as it is at inference. config: sizes and switches of `ModelConfig` that matter at inference.
-    protocol: the `Settings` on which both must agree. tokenizer_sha256: of the published tokenizer. prefix: ids of
+    protocol: SPU_SETTINGS. tokenizer_sha256: of the published tokenizer. prefix: ids of
     public tokens that the server puts before every prompt.
     """
 
@@ -61,17 +61,16 @@ class Description(PublicModel):
         architecture: Architecture,
         config: ModelConfig,
         program: str,
-        settings: Settings,
         tokenizer_sha256: str,
         prefix: Sequence[int] = (),
     ) -> Description:
-        """ValueError for a model that the programs cannot run, or not with these settings or this prefix."""
-        _checked_shapes(architecture, config, program, settings, prefix)
+        """ValueError for a model that the programs cannot run, or not with this prefix."""
+        _checked_shapes(architecture, config, program, prefix)
         return cls(
             str(architecture.at_inference()),
             {name: value for name, value in asdict(config).items() if name not in TRAINING_ONLY},
             program,
-            {name: getattr(settings, name) for name in AGREED},
+            dict(SPU_SETTINGS),
             tokenizer_sha256,
             list(prefix),
         )
@@ -83,17 +82,14 @@ class Description(PublicModel):
             description = cls(**content)
             if not isinstance(description.program, str) or not isinstance(description.tokenizer_sha256, str):
                 raise ValueError("program and tokenizer_sha256 must be strings")
-            types = {name: type(value) for name, value in asdict(Settings()).items() if name in AGREED}
-            if {name: type(value) for name, value in description.protocol.items()} != types:
+            if _canonical(description.protocol) != _canonical(SPU_SETTINGS):
                 raise ValueError(f"settings {description.protocol}")
             if set(description.config) != {field.name for field in fields(ModelConfig)} - TRAINING_ONLY:
                 raise ValueError(f"sizes {sorted(description.config)}")
-            settings, config = Settings(**description.protocol), model_config(description.config)
-            if settings.threads > MAX_THREADS:
-                raise ValueError(f"{settings.threads} threads, more than {MAX_THREADS}")
+            config = model_config(description.config)
             if not isinstance(description.prefix, list) or any(type(one) is not int for one in description.prefix):
                 raise ValueError("prefix must be a list of token ids")
-            shapes = _checked_shapes(description.parsed, config, description.program, settings, description.prefix)
+            shapes = _checked_shapes(description.parsed, config, description.program, description.prefix)
             needed = BYTES_PER_WEIGHT * sum(math.prod(shape) for shape in shapes.values())
             memory = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
             if needed > memory:
@@ -112,12 +108,17 @@ class Description(PublicModel):
     @property
     def sha256(self) -> str:
         """Hash of the whole description, by which a client can require a model it knows."""
-        return hashlib.sha256(json.dumps(asdict(self), sort_keys=True).encode()).hexdigest()
+        return hashlib.sha256(_canonical(asdict(self)).encode()).hexdigest()
 
     def __str__(self) -> str:
         c = self.config
         sizes = f"L={c['layers']}, H={c['heads']}, d={c['width']}, V={c['vocabulary']}, context {c['context']}"
         return f"{self.architecture} ({sizes}), program {self.program}"
+
+
+def _canonical(content: Any) -> str:
+    """JSON text; equal for equal values of equal types."""
+    return json.dumps(content, sort_keys=True)
 
 
 @cache
@@ -143,11 +144,9 @@ def version_mismatch(server: Any, client: Any) -> str | None:
 
 
 def _checked_shapes(
-    architecture: Architecture, config: ModelConfig, program: str, settings: Settings, prefix: Sequence[int]
+    architecture: Architecture, config: ModelConfig, program: str, prefix: Sequence[int]
 ) -> dict[str, tuple[int, ...]]:
-    """Shapes of the weights. ValueError for a model that the program cannot run, or not with these settings or this
-    public prefix."""
-    check_ring(settings.field, settings.fraction_bits, program)
+    """Shapes of the weights. ValueError for a model that the program cannot run, or not with this public prefix."""
     if prefix and not cacheable(architecture, program):
         raise ValueError(f"a public prefix needs a cache of keys and values, which {architecture} by {program} has not")
     if len(prefix) >= config.context:

@@ -137,8 +137,7 @@ class Client:
         on_control: OnControl,
         cached: bool = True,
     ) -> Answered:
-        """Ask; of `settings` only time-outs count, the rest is the server's. cached: where the program allows it.
-        TwoPartyError on any failure of either."""
+        """Ask. cached: where the program allows it. TwoPartyError on any failure of either."""
         try:
             check_lengths(self.description, len(ids), new_tokens)
             cached = cached and self.description.cacheable
@@ -153,7 +152,7 @@ class Client:
                 CLIENT,
                 answer_task,
                 common | {"ids": list(ids), "sampling": sampling},
-                replace(settings, **self.description.protocol),
+                settings,
                 on_control=on_control,
             )
         except BaseException:

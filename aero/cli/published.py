@@ -38,7 +38,7 @@ def publish(path: Path, tokenizer: str | None, program: str, prefix: str = "") -
     program = within_budget(model, program)
     description = Description.of(model.architecture, model.config, program, loaded.sha256, ids)
     description = replace(description, program=fitting(model, program, ids))
-    checked = coverage(model, description.program, ids)
+    checked = coverage(model, ids)
     return Published(path, description, loaded.text, weights_sha256(model), checked, load), loaded
 
 

@@ -11,7 +11,7 @@ from made_models import random_model, torch_logits
 
 from aero.two_party.program import fixed_point
 from aero.two_party.program.end_to_end import ask
-from aero.two_party.program.fixed_point import LIMITS, bounds, farthest, fitting, not_bounded, watched
+from aero.two_party.program.fixed_point import LIMITS, farthest, fitting, watched
 from aero.two_party.runtime.parties import run_parties
 from aero.two_party.runtime.settings import CLIENT, Settings, TwoPartyError
 
@@ -138,63 +138,11 @@ def test_a_token_or_a_position_that_random_prompts_lack_is_found(kind, monkeypat
         assert fixed_point.worst_first(model)[0] == RARE
     with pytest.raises(TwoPartyError, match="do not fit.* of layer 1, which" if kind == "hidden" else "do not fit"):
         fitting(model, "as_written")
-    assert not_bounded(model, "as_written")
-
-
-def largest_seen(model, prompts):
-    """The quantities of `bounds` in PyTorch."""
-    seen = {"residual": 0.0, "ffn": 0.0, "logits": 0.0, "head": 0.0}
-
-    def keep(name, values):
-        seen[name] = max(seen[name], float(values))
-
-    hooks = [
-        module.register_forward_hook(lambda module, given, out: keep("ffn", out.norm(dim=-1).max()))
-        for name, module in model.named_modules()
-        if name.endswith("ffn.up")
-    ]
-    with torch.no_grad():
-        keep("head", model(prompts).abs().max())
-        for state in model.hidden_states(prompts)[0]:
-            keep("residual", state.norm(dim=-1).max())
-        for block, state in zip(model.blocks, model.hidden_states(prompts)[0], strict=False):
-            keep("logits", block.attention.matrices(block.ln_1(state))[1].abs().max())
-    for hook in hooks:
-        hook.remove()
-    return seen
-
-
-@pytest.mark.parametrize(
-    ("row", "switches"),
-    [
-        ("SM+LN+G", {"vo_bias": True, "ffn_bias": True}),
-        ("SM+LeakyR", {}),
-        ("SM+RMS+SwiGLU", {"position": "rotary", "rotary_fraction": 1.0, "kv_heads": 1}),
-        ("SM+ScFuFFN", {"embedding_scale": True}),
-        (
-            "EReg(SM(t)+ScFFN)",
-            {"position": "rotary", "rotary_fraction": 0.5, "parallel_residual": True, "tied": False, "vo_bias": True},
-        ),
-    ],
-)
-def test_no_prompt_exceeds_the_bounds_from_the_weights(row, switches):
-    model = random_model(row, layers=2, **switches)
-    seen, bound = largest_seen(model, torch.randint(0, 41, (200, 12), generator=torch.manual_seed(1))), bounds(model)
-    assert all(seen[name] <= bound[name] for name in seen)
-    if row == "SM+LN+G":  # elsewhere every layer multiplies the bound
-        assert bound["residual"] < 20 * seen["residual"] and bound["logits"] < 20 * seen["logits"]
 
 
 def test_the_client_is_told_what_was_checked():
-    model = random_model("SM+LN+G", layers=2)
-    said = fixed_point.coverage(model, "tuned")
-    assert "no prompt leaves" in said and "all 41 tokens" in said
-    for other, program in (
-        (scaled("SM+LN+R", 1e5), "tuned"),
-        (random_model("SM+ScFuFFN"), "tuned"),
-        (random_model("SOTA(SM+ScFFN)"), "tuned"),
-    ):
-        assert "not checked" in fixed_point.coverage(other, program)
+    said = fixed_point.coverage(random_model("SM+LN+G", layers=2))
+    assert "all 41 tokens" in said and "not checked: other prompts" in said
 
 
 def test_limits_by_hand():

@@ -28,20 +28,16 @@ import jax.numpy as jnp
 import numpy as np
 import torch
 from jax import Array
-from torch import Tensor
 
 from aero.model import GPT
-from aero.two_party.lattice.matmul import PAIR_TRUNCATIONS
 from aero.two_party.lattice.share_steps import on_shares
 from aero.two_party.program.forward import forward, prefix_past
 from aero.two_party.program.inputs import at_positions
-from aero.two_party.program.layers import Affine
-from aero.two_party.program.nonlinear import GELU_TAIL, LOGIT_BOUND, MASKED, visible_entries
+from aero.two_party.program.nonlinear import LOGIT_BOUND, MASKED, visible_entries
 from aero.two_party.program.operations import KINDS
-from aero.two_party.program.optimizations import absorbs, parse_program, program_name
-from aero.two_party.program.weights import folded, weight_arrays
+from aero.two_party.program.optimizations import parse_program, program_name
+from aero.two_party.program.weights import weight_arrays
 from aero.two_party.runtime.settings import FIELD, FRACTION_BITS, NARROW_BITS, RING_BITS, TwoPartyError
-from aero.weight_transforms import fold_weight_norm
 
 TOKENS, LONGEST = 128, 1024
 """Most positions of most probes, and of the one probe of the whole context."""
@@ -49,10 +45,6 @@ FIRST_OPERATIONS, FIRST_AT_ONCE, WORST = 2e11, 512, 4
 """Most operations for trying tokens at the first position: enough for all tokens of the models trained here, some 800
 of GPT-2's. Tokens tried at once; how many of the worst start a probe."""
 NARROW_MARGIN = 2.0
-LATTICE_SHARE = 2.0**-12
-"""What `lattice_products` and `lattice_rest` hold of the limit of SPU's multiplication (test_fixed_point.py)."""
-PAIR_SHARE = 2.0 ** -PAIR_TRUNCATIONS[1]
-"""The same for `lattice_attention`, and for `lattice_rest` of scaled rows and of the squares that a LayerNorm sums."""
 OF_SMALLER_RANGE = (
     "lattice_products",
     "lattice_attention",
@@ -215,109 +207,15 @@ def farthest(model: GPT, program: str, prefix: Sequence[int] = ()) -> Beyond:
     return max(found, key=lambda one: one.value / one.limit)
 
 
-@torch.no_grad()
-def bounds(model: GPT) -> dict[str, float] | None:
-    """Bounds that hold for every prompt, from the weights alone; None for a He & Hofmann model.
-
-    Of norms of a row of the "residual" stream, of the "ffn"'s first result and of a head's "values", and of the largest
-    attention "logits" and those of the "head". A row of the softmax averages values; a row after a norm has a length of
-    at most sqrt(d) before gain and bias. SiLU is at most as large as its argument.
-    """
-    architecture, config = model.architecture, model.config
-    if architecture.block == "he_hofmann":
-        return None
-    weights = folded(architecture, config, fold_weight_norm(model).state_dict(), "as_written")
-
-    def linear(map_: Affine, norm: float, parts: int = 1) -> Tensor:
-        """Bounds (parts,) of the norms of equal parts of the result, of a row of this norm."""
-        matrices, biases = map_.weight.T.unflatten(0, (parts, -1)), map_.bias.unflatten(0, (parts, -1))
-        return torch.linalg.matrix_norm(matrices, 2) * norm + biases.norm(dim=1)
-
-    def normed(map_: Affine | None, norm: float) -> float:
-        if map_ is None:
-            return norm
-        return float(map_.weight.abs().max() * config.width**0.5 + (0.0 if map_.bias is None else map_.bias.norm()))
-
-    def longest(rows: Tensor | None) -> float:
-        return 0.0 if rows is None else float(rows.norm(dim=1).max())
-
-    kv_heads = config.kv_heads or config.heads
-    residual = longest(weights.token_embedding) + longest(weights.position_embedding)
-    largest, ffn, logits, values = residual, 0.0, 0.0, 0.0
-    for layer in weights.layers:
-        read = normed(layer.ln_1, residual)
-        query = linear(layer.query, read, config.heads)
-        key, value = (
-            linear(one, read, kv_heads).repeat_interleave(config.heads // kv_heads) for one in (layer.key, layer.value)
-        )
-        if layer.inverse_temperature is not None:
-            query = query * layer.inverse_temperature.abs().amax(-1)
-        logits = max(logits, float((query * key).max()) / (config.width / config.heads) ** 0.5)
-        values = max(values, float(value.max()))
-        attended = float(linear(layer.output, float(value.norm())))
-        before, residual = residual, residual + attended
-        largest = max(largest, residual)
-        if layer.down is not None:
-            read = before if config.parallel_residual else residual
-            inner = normed(layer.ln_2, read)
-            if layer.up is not None:
-                parts = linear(layer.up, inner, 2 if architecture.ffn == "swiglu" else 1)
-                ffn = max(ffn, first := float(max(parts.max(), parts.prod())))
-                inner = first * (1.0 if layer.slope is None else max(1.0, float(layer.slope.abs())))
-            scaled = read if layer.beta is None else float(layer.beta.abs()) * read
-            residual = scaled + float(linear(layer.down, inner)) + (attended if config.parallel_residual else 0.0)
-            largest = max(largest, residual)
-    head = normed(weights.ln_f, residual) * longest(weights.head.weight.T)
-    return {"residual": largest, "ffn": ffn, "logits": logits, "values": values, "head": head}
-
-
-def not_bounded(model: GPT, program: str) -> list[str]:
-    """Which values of `program` the weights do not bound below their limits for every prompt; empty if all are."""
-    found = bounds(model)
-    optimizations, _ = parse_program(program)
-    if found is None or absorbs(model.architecture, optimizations):
-        return ["residual stream", "attention logits"]
-
-    def limit(share: float, *needed: str) -> float:
-        """The limit of a multiplication: with these optimizations a share of SPU's."""
-        return LIMITS["product"] * (share if optimizations.issuperset(needed) else 1.0)
-
-    product, row = limit(LATTICE_SHARE, "lattice_products"), limit(LATTICE_SHARE, "lattice_rest")
-    pair, scaled = limit(PAIR_SHARE, "lattice_attention"), limit(PAIR_SHARE, "lattice_rest", "row_tiles")
-    if "narrow_comparisons" in optimizations:
-        product = min(product, LIMITS["negative"])
-    variance = min(scaled, LIMITS["negative" if "bounded_reciprocals" in optimizations else "rsqrt"])
-    residual, ffn, logits, values, head = (found[name] for name in ("residual", "ffn", "logits", "values", "head"))
-    normed = model.architecture.layer_norm or model.config.ln_f
-    cubed = model.architecture.ffn == "gelu" and "gelu_by_squares" not in optimizations
-    # GELU cubes its argument, or by squares clips it; LayerNorm squares the centred row and takes the root of its
-    # variance.
-    inside = {
-        "residual stream": residual < product
-        and not (normed and (residual**2 >= LIMITS["product"] or residual**2 / model.config.width >= variance)),
-        "feed-forward activations": ffn < product and not (cubed and (ffn + GELU_TAIL) ** 3 >= LIMITS["product"]),
-        "attention logits": logits
-        < min(product, pair, LIMITS["logit" if "bounded_logits" in optimizations else "product"])
-        and 2 * logits < LIMITS["exp"],
-        # Row sums of exponentials are at most T, and divide the sum later.
-        "attention outputs": values * model.config.context < pair and values < min(product, scaled),
-        "logits of the vocabulary": head < row,
-    }
-    return [name for name, fits in inside.items() if not fits]
-
-
-def coverage(model: GPT, program: str, prefix: Sequence[int] = ()) -> str:
+def coverage(model: GPT, prefix: Sequence[int] = ()) -> str:
     """For the client, in one line: what `fitting` checked of this model and what it did not. No value of a weight."""
     first, vocabulary = len(tried_first(model, prefix)), model.config.vocabulary
     context = model.config.context - len(prefix)
     prompts = 3 + min(WORST, first) + (context > TOKENS)
-    said = f"checked before: {f'all {first}' if first == vocabulary else f'the {first} most extreme of {vocabulary}'} "
-    said += f"tokens at the first position, {prompts} prompts of up to {min(context, LONGEST)} tokens"
-    if not (loose := not_bounded(model, program)):
-        return f"{said}; bounded by the weights: no prompt leaves the range of the fixed point"
+    tried = f"all {first}" if first == vocabulary else f"the {first} most extreme of {vocabulary}"
     return (
-        f"{said}; not checked: other prompts (not bounded: {', '.join(loose)}), where a value beyond the range makes "
-        "the answer wrong without a message"
+        f"checked before: {tried} tokens at the first position, {prompts} prompts of up to {min(context, LONGEST)} "
+        "tokens; not checked: other prompts, where a value beyond the range makes the answer wrong without a message"
     )
 
 

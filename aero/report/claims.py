@@ -186,8 +186,7 @@ def headline(results: Results) -> dict[str, Any]:
         return shown if published is None else f"{shown} (paper: {published:+.0f} %)".replace(": -", ": −")
 
     theory = load_theory(results)
-    slopes = theory.tables["softmax"] if theory else pd.DataFrame(columns=["slope", "theorem_slope", "slope_error"])
-    wrong = (slopes["theorem_slope"] - slopes["slope"]).abs() > 4.5 * slopes["slope_error"] + 1e-3
+    slopes = variance_theory.unequal_slopes(theory.tables["softmax"], "theorem_slope_quadrature") if theory else ()
     return {
         "rows": len(fitted),
         "residual": max((abs(fit.residual_percent) for fit in fitted.values()), default=nan),
@@ -213,8 +212,8 @@ def headline(results: Results) -> dict[str, Any]:
         "regularised": difference("ereg-smt-scfuffn", "sm-scfuffn"),
         "regularised_layer_norm": difference("ereg-smt-ln-g", "sm-ln-g"),
         "regularised_relu": difference("ereg-smt-r", "sm-r"),
-        "slopes": len(wrong),
-        "wrong_slopes": int(wrong.sum()),
+        "slopes": len(slopes),
+        "wrong_slopes": int(sum(slopes)),
         "gate": gate(trained, "sm-ln-g"),
         "log_t": log(table.dimensions["context"]),
         "causal": causal_bound(table.dimensions["context"]),

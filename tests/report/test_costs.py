@@ -39,9 +39,6 @@ TABLES = [
     appendix.training_step,
     appendix.regularized_step,
     appendix.entropy_memory,
-    appendix.tokenizing,
-    appendix.pipeline,
-    appendix.campaigns,
     appendix.determinism,
 ]
 FIGURES = [
@@ -49,8 +46,6 @@ FIGURES = [
     private_inference.minutes_by_part,
     private_inference.published_minutes,
     private_inference.pareto,
-    appendix.growth_with_depth,
-    appendix.server,
 ]
 
 

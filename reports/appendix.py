@@ -117,16 +117,7 @@ for short, title in show.PAPERS.items():
     display(show.table(one, f"Claims of {title}", BRACKETS[short], print_only=True))  # noqa: F821
 
 # %% [markdown]
-# ## Further figures of attention entropy
-
-# %%
-show.figure(
-    aero_entropy.by_position(desk),
-    "Entropy by query position",
-    "First seed; mean over heads and held-out sequences at every position, one line per layer. Dotted: log i, the most "
-    "that the causal mask allows.",
-    sources=ENTROPY,
-)
+# ## A further figure of attention entropy
 
 # %%
 show.figure(

@@ -309,15 +309,6 @@ show.prose(
 
 # %%
 show.table(
-    tables.optimised_over_stock(results),
-    "Optimised over stock SPU, AERO's own rows",
-    "Bytes over the published ones and over stock SPU; seconds of computing over stock SPU. Rows without LayerNorm and "
-    "without SOTA's blocks.",
-    sources=ROWS,
-)
-
-# %%
-show.table(
     tables.ablation(results),
     "The optimizations one by one, bytes",
     "Alone: added to stock SPU. Left out: removed from the optimised program or, where marked (added), added to it. "

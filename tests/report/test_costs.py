@@ -27,7 +27,6 @@ TABLES = [
     *(lambda results, n=n: private_tables.minutes(results, n) for n in COST_TABLES),
     *(lambda results, n=n: private_tables.savings(results, n) for n in COST_TABLES),
     private_tables.figure_15,
-    private_tables.optimised_over_stock,
     private_tables.communication_fit,
     private_tables.complete_passes,
     private_tables.trained_passes,

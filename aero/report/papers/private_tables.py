@@ -14,7 +14,7 @@ import pandas as pd
 from aero.published import load
 from aero.records import read_csv
 from aero.report import costs
-from aero.report.costs import COST_TABLES, GB, OPTIMISED, PROGRAMS, STOCK
+from aero.report.costs import GB, OPTIMISED, PROGRAMS, STOCK
 from aero.report.results import Results
 from aero.two_party.cost import ledger
 from aero.two_party.program.optimizations import AS_PUBLISHED, OPTIMIZATIONS, TUNED, on_its_own, toggled
@@ -165,26 +165,6 @@ def figure_15(results: Results) -> pd.DataFrame:
                 minutes = costs.wan_minutes(results, cost)
                 line[f"min, {PROGRAM_NAMES[program]}"] = text(minutes and minutes.total, 2)
             lines.append(line)
-    return pd.DataFrame(lines)
-
-
-def optimised_over_stock(results: Results) -> pd.DataFrame:
-    """Range over AERO's own rows of what the optimised program needs, relative to stock SPU and to the paper."""
-    lines = []
-    for number in COST_TABLES:
-        table = load("aero").tables[number]
-        rows = [row for row in table.rows[2:] if not row.name.startswith("SOTA")]
-        pairs = [(row.cells["communication"].value, costs.row_costs(results, table, row.name)) for row in rows]
-        found = [(printed, of[STOCK], of[OPTIMISED]) for printed, of in pairs if len(of) == 2]
-        ratios = {
-            "GB / paper": [own.bytes / GB / printed for printed, _, own in found],
-            "GB / stock SPU": [own.bytes / stock.bytes for _, stock, own in found],
-            "computing / stock SPU": [
-                own.seconds / stock.seconds for _, stock, own in found if own.seconds and stock.seconds
-            ],
-        }
-        line = {"AERO table": number, "context": table.dimensions["context"]}
-        lines.append(line | {k: f"{min(v):.2f} to {max(v):.2f}" if v else MISSING for k, v in ratios.items()})
     return pd.DataFrame(lines)
 
 

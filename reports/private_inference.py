@@ -115,7 +115,7 @@ show.table(
     tables.communication_fit(results),
     "The four best fits, and the best with one choice changed",
     "Largest residual over all 35 rows. Two of the four best fits change two choices. Unnamed choices are unchanged. "
-    "The rank is among all combinations of the choices.",
+    "The rank is among all combinations of the choices. `docs/communication_fit.md` has the meaning of the names.",
     sources=[FITS],
     command="python -m benchmarks.forensics search",
 )

@@ -78,48 +78,6 @@ class Fit:
 FITS = Path("results/two_party/forensics_fits.csv")
 
 
-CHOICES_IN_WORDS = {
-    "SPU 0.9.2b0 fraction_15": "15 fraction bits",
-    "SPU 0.9.5 default": "SPU 0.9.5",
-    "SPU 0.9.2b0 lsb_error": "products with an error in the last bit",
-    "SPU 0.9.2b0 exp_iters_5": "exponentials of 5 squarings",
-    "SPU 0.9.2b0 softspoken_ot": "oblivious transfers by SoftSpoken",
-    "SPU 0.9.2b0 pade_exp": "exponentials by Padé's formula",
-    "SPU 0.9.2b0 division_per_entry": "a division for each entry of a softmax",
-    "weights shared": "secret-shared weights",
-    "weights owned": "weights owned by the server",
-    "gelu gelu_tanh": "tanh GELU",
-    "gelu gelu_erf": "erf GELU",
-    "softmax softmax_clip": "exponentials clipped below -14",
-    "softmax softmax_jax": "exponentials not clipped",
-    "projections joint": "Q, K and V in one product",
-    "projections separate": "Q, K and V in three products",
-    "embedding lookup": "token ids looked up in secret",
-    "embedding one_hot": "one-hot rows made by the client",
-    "head all": "logits of all positions",
-    "head last": "logits of the last position",
-    "gains public": "scaling factors public or folded",
-    "gains secret": "scaling factors secret",
-    "final_norm ln_f": "a final LayerNorm",
-    "final_norm none": "no final LayerNorm",
-    "counted GB": "bytes of both directions, 1 GB = 10^9",
-    "counted GiB": "bytes of both directions, 1 GB = 2^30",
-    "counted GB one way": "bytes of one direction",
-    "counted GB at both ends": "every byte twice, where sent and where received",
-}
-"""What the choices of the search for the published bytes are, in words."""
-IN_PLACE_OF = {
-    "SPU 0.9.2b0 fraction_15": "18 fraction bits",
-    "SPU 0.9.5 default": "SPU 0.9.2b0",
-    "SPU 0.9.2b0 lsb_error": "exact products",
-    "SPU 0.9.2b0 exp_iters_5": "exponentials of 8 squarings",
-    "SPU 0.9.2b0 softspoken_ot": "oblivious transfers by Ferret",
-    "SPU 0.9.2b0 pade_exp": "exponentials by 8 squarings",
-    "SPU 0.9.2b0 division_per_entry": "a division for each row of a softmax",
-}
-"""Which of SPU 0.9.2b0's defaults a choice replaces."""
-
-
 @cache
 def fits(results: Results) -> dict[tuple[str, str], Fit]:
     """The best fit by table and row; empty without the file. This is what "reproduced" means for bytes."""

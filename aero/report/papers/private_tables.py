@@ -169,20 +169,22 @@ def figure_15(results: Results) -> pd.DataFrame:
 
 
 def communication_fit(results: Results) -> pd.DataFrame:
-    """The best fits of the published bytes, and the best with one choice changed: largest residual of all rows."""
+    """The best fits of the published bytes, and the best with one choice changed: largest residual of all rows.
+
+    Choices are named as in the file of fits.
+    """
     by_rank = {int(line["rank"]): line for line in reversed(read_csv(results.root / costs.FITS))}
     lines, best = [], []
     for rank, line in sorted(by_rank.items()):
         chosen = line["configuration"].split("; ")
         best = best or chosen
-        differs = [(costs.IN_PLACE_OF.get(new, old), new) for old, new in zip(best, chosen, strict=True) if old != new]
+        differs = [(old, new) for old, new in zip(best, chosen, strict=True) if old != new]
         if len(differs) < 2 or rank < 5:
-            sides = zip(*differs, strict=True) if differs else (["nothing changed"], [""])
-            fitted, instead = ("; ".join(costs.CHOICES_IN_WORDS.get(one, one) for one in side) for side in sides)
+            fitted, instead = zip(*differs, strict=True) if differs else (["nothing changed"], [""])
             lines.append(
                 {
-                    "in the best fit": fitted,
-                    "instead": instead,
+                    "in the best fit": "; ".join(fitted),
+                    "instead": "; ".join(instead),
                     "largest residual, %": text(float(line["largest_percent"])),
                     "rank": rank,
                 }

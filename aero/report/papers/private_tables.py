@@ -362,16 +362,6 @@ def outside_tuned(results: Results, alone: bool = True) -> pd.DataFrame:
     return pd.DataFrame({"program": _program(program), **found} for program, found in cells.items())
 
 
-def row_maxima(results: Results) -> pd.DataFrame:
-    """How far apart, in nats, the maxima of rows of one head's logits lie: the largest of all layers and heads."""
-    names = {"all_positions": "among all rows", "one_position": "among rows at one position"}
-    lines = pd.DataFrame(read_csv(results.root / "results/two_party/row_maxima.csv")).astype(
-        dict.fromkeys(names, float)
-    )
-    largest = lines.groupby(["run", "prompts", "tokens"], sort=False)[list(names)].max()
-    return largest.map(text).reset_index().rename(columns=names)
-
-
 def function_changes(results: Results) -> pd.DataFrame:
     """What each optimization does, and the largest logit error of a pass with it alone beside stock SPU's."""
     errors = {

@@ -30,7 +30,6 @@ TABLES = [
     private_tables.communication_fit,
     private_tables.complete_passes,
     private_tables.trained_passes,
-    private_tables.held_out_prompts,
     private_tables.ablation,
     private_tables.outside_tuned,
     private_tables.function_changes,

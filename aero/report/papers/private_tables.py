@@ -275,19 +275,6 @@ def trained_passes(results: Results) -> pd.DataFrame:
     )
 
 
-def held_out_prompts(results: Results) -> pd.DataFrame:
-    """Answers on held-out prompts of models trained here: largest logit error and top token against PyTorch."""
-    return pd.DataFrame(
-        {
-            ROW: line["architecture"],
-            "program": _program(line["program"]),
-            "same top token": f"{line['same_top_token']} of {line['prompts']}",
-            "largest logit error": text(float(line["max_logit_error"]), 2),
-        }
-        for line in sorted(_held_out(results), key=lambda line: line["architecture"])
-    )
-
-
 def largest_logit_errors(results: Results) -> dict[str, float]:
     """The largest difference of a logit from PyTorch's, by program, on held-out prompts and (`..._at_size`) in complete
     passes at GPT-2's size; NaN where none was measured."""

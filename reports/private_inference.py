@@ -313,10 +313,12 @@ show.prose(
 # %%
 show.table(
     tables.ablation(results),
-    "The optimizations one by one, bytes",
-    "Alone: added to stock SPU. Left out: removed from the optimised program or, where marked (added), added to it. "
-    "GELU by squares includes segmented GELU. Dashes: not measured.",
-    sources=["results/two_party/savings.csv", "results/two_party/outside_tuned.csv"],
+    "The optimizations one by one",
+    "Bytes: alone (in stock SPU) / left out of the optimised program or, where marked, added to it. Logit error: largest "
+    "difference from PyTorch's in complete passes with it alone. GELU by squares includes segmented GELU. Dashes: not "
+    "measured. Errors of lattice attention, lattice rest, wide maxima, bounded reciprocals and the last line: with "
+    "weights of later trainings of the same runs; of bounded logits: run `sm-scfuffn-qk-clip`, with late division.",
+    sources=[f"results/two_party/{name}.csv" for name in ("savings", "outside_tuned", "savings_errors")],
     command="python -m benchmarks.optimizations bytes",
 )
 
@@ -330,17 +332,6 @@ show.table(
     "session on one machine; rounds differ from those of other tables by some per cent.",
     sources=["results/two_party/outside_tuned.csv"],
     command="python -m benchmarks.optimizations together",
-)
-
-# %%
-show.table(
-    tables.function_changes(results),
-    "The optimizations one by one, logits",
-    "Largest difference of a logit from PyTorch's in complete passes with this optimization alone. Lattice attention, "
-    "lattice rest, wide maxima, bounded reciprocals, the last line: with weights of later trainings of the same runs. "
-    "Bounded logits: run `sm-scfuffn-qk-clip`, with late division.",
-    sources=["results/two_party/savings_errors.csv"],
-    command="python -m benchmarks.optimizations errors",
 )
 
 # %% [markdown]

@@ -32,7 +32,6 @@ TABLES = [
     private_tables.trained_passes,
     private_tables.ablation,
     private_tables.outside_tuned,
-    private_tables.function_changes,
     private_tables.latency_model,
     appendix.training_step,
     appendix.regularized_step,

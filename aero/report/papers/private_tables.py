@@ -308,20 +308,38 @@ ABLATED = ("SM+LN+G", "SM+ScFuFFN")
 
 
 def ablation(results: Results) -> pd.DataFrame:
-    """Relative GB of every optimization alone (over stock SPU) and left out (over optimised), in per cent."""
-    found = {
+    """What each optimization does; relative bytes of it alone (over stock SPU) and left out (over optimised); the largest
+    logit error of a pass with it alone, and those of whole programs."""
+    sent = {
         (line["architecture"], line["program"]): float(line["bytes"])
         for path in (OUTSIDE, "results/two_party/savings.csv")
         for line in read_csv(results.root / path)
     }
+    errors = {
+        (line["architecture"], line["program"]): float(line["max_logit_error"])
+        for line in read_csv(results.root / ABLATION_ERRORS)
+        if (line["scale"], line["tokens"]) == ("laptop", "16")
+    }
+
+    def change(row: str, program: str, base: str) -> str:
+        ratio = sent.get((row, program), math.nan) / sent.get((row, base), math.nan)
+        return MISSING if math.isnan(ratio) else f"{100 * (ratio - 1):+.1f} %"
+
+    # The others are exact but for the fixed point.
+    approximate = {"segmented_gelu", "gelu_by_squares", "split_exponential", "bounded_reciprocals", "bounded_logits"}
+    programs = {"none (stock SPU)": STOCK, **{name: on_its_own(name) for name in OPTIMIZATIONS}}
+    programs["all (optimised)"] = OPTIMISED
+    if outside := read_csv(results.root / OUTSIDE):
+        programs[_program(outside[-1]["program"])] = outside[-1]["program"]
     lines = []
-    for name in OPTIMIZATIONS:
-        line, added = {"optimization": name.replace("_", " ")}, "" if name in TUNED else " (added)"
+    for name, program in programs.items():
+        what = OPTIMIZATIONS.get(name, "").partition(" (")[0] + ("; approximated" if name in approximate else "")
+        one = name in OPTIMIZATIONS
+        added = " (added)" if one and name not in TUNED else ""
+        line = {"optimization": name.replace("_", " ") + added, "what it does": what}
         for row in ABLATED:
-            for how, program, base in (("alone", on_its_own(name), STOCK), ("left out", toggled(name), OPTIMISED)):
-                change = found.get((row, program), math.nan) / found.get((row, base), math.nan) - 1
-                mark = added if how == "left out" else ""
-                line[f"{row}: {how}"] = MISSING if math.isnan(change) else f"{100 * change:+.1f} %{mark}"
+            both = f"{change(row, program, STOCK)} / {change(row, toggled(name), OPTIMISED)}" if one else MISSING
+            line |= {f"{row}: bytes": both, f"{row}: logit error": text(errors.get((row, program)), 2)}
         lines.append(line)
     return pd.DataFrame(lines)
 
@@ -347,29 +365,6 @@ def outside_tuned(results: Results, alone: bool = True) -> pd.DataFrame:
             rounds += f" ({cost['rounds_without_maxima']:,.0f})"
         cells.setdefault(program, {})[row] = f"{sent}, {rounds}, {times}"
     return pd.DataFrame({"program": _program(program), **found} for program, found in cells.items())
-
-
-def function_changes(results: Results) -> pd.DataFrame:
-    """What each optimization does, and the largest logit error of a pass with it alone beside stock SPU's."""
-    errors = {
-        (line["architecture"], line["program"]): float(line["max_logit_error"])
-        for line in read_csv(results.root / ABLATION_ERRORS)
-        if (line["scale"], line["tokens"]) == ("laptop", "16")
-    }
-    # The others are exact but for the fixed point.
-    approximate = {"segmented_gelu", "gelu_by_squares", "split_exponential", "bounded_reciprocals", "bounded_logits"}
-    programs = {"none (stock SPU)": (STOCK, "")}
-    for name, what in OPTIMIZATIONS.items():
-        mark = "; approximated" if name in approximate else ""
-        programs[name.replace("_", " ")] = (on_its_own(name), what.partition(" (")[0] + mark)
-    programs["all (optimised)"] = (OPTIMISED, "")
-    if outside := read_csv(results.root / OUTSIDE):
-        programs[_program(outside[-1]["program"])] = (outside[-1]["program"], "")
-    return pd.DataFrame(
-        {"optimization": name, "what it does": what}
-        | {f"{row}: logit error": text(errors.get((row, program)), 2) for row in ABLATED}
-        for name, (program, what) in programs.items()
-    )
 
 
 def latency_model(results: Results) -> pd.DataFrame:

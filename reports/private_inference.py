@@ -314,10 +314,11 @@ show.prose(
 show.table(
     tables.ablation(results),
     "The optimizations one by one",
-    "Bytes: alone (in stock SPU) / left out of the optimised program or, where marked, added to it. Logit error: largest "
-    "difference from PyTorch's in complete passes with it alone. GELU by squares includes segmented GELU. Dashes: not "
-    "measured. Errors of lattice attention, lattice rest, wide maxima, bounded reciprocals and the last line: with "
-    "weights of later trainings of the same runs; of bounded logits: run `sm-scfuffn-qk-clip`, with late division.",
+    "Bytes: alone (in stock SPU) / left out of the optimised program or, where marked, added to it. Logit error: "
+    "largest difference from PyTorch's in complete passes with it alone. GELU by squares includes segmented GELU. "
+    "Dashes: not measured. Errors of lattice attention, lattice rest, wide maxima, bounded reciprocals and the last "
+    "line: with weights of later trainings of the same runs; of bounded logits: run `sm-scfuffn-qk-clip`, with late "
+    "division.",
     sources=[f"results/two_party/{name}.csv" for name in ("savings", "outside_tuned", "savings_errors")],
     command="python -m benchmarks.optimizations bytes",
 )

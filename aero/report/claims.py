@@ -172,7 +172,7 @@ def headline(results: Results) -> dict[str, Any]:
     own = costs.audit(results, table, AERO, "bytes")
     impossible = impossible_with_rounds = 0
     for one, row in ((tables[number], row) for number in costs.COST_TABLES for row in tables[number].rows):
-        least, minutes = costs.published_bound(one, row.name).overlapped, row.cells["latency"].value
+        least, minutes = costs.least_minutes(one, row.name), row.cells["latency"].value
         stock = costs.wan_minutes(results, costs.row_costs(results, one, row.name).get(costs.STOCK))
         impossible += least > minutes
         impossible_with_rounds += stock is not None and least + stock.rounds > minutes
@@ -201,7 +201,7 @@ def headline(results: Results) -> dict[str, Any]:
         "impossible": impossible,
         "impossible_with_rounds": impossible_with_rounds,
         "minutes": table.value(base, "latency"),
-        "needed_minutes": costs.published_bound(table, base).overlapped,
+        "needed_minutes": costs.least_minutes(table, base),
         "scale": trained.scale,
         "seeds": "1 seed" if len(seeds) == 1 else f"up to {len(seeds)} seeds",
         "tokens": seeds[0].metrics["tokens"] / 1e6 if seeds else nan,

@@ -38,32 +38,17 @@ def counted(row: str, table: Table) -> Count:
     return count(parse(row), Sizes(sizes["layers"], sizes["heads"], sizes["width"]), sizes["context"])
 
 
-@dataclass(frozen=True)
-class LatencyBound:
-    """Least time in minutes for `gigabytes` on a link of `bandwidth_mbit`.
-
-    one_way: all bytes one after the other. overlapped: both directions of equal share and always busy, half of one_way.
-    """
-
-    gigabytes: float
-    bandwidth_mbit: float
-
-    @property
-    def one_way(self) -> float:
-        return self.gigabytes * GB * 8 / (self.bandwidth_mbit * 1e6) / 60
-
-    @property
-    def overlapped(self) -> float:
-        return self.one_way / 2
-
-    def needed_mbit(self, minutes: float) -> float:
-        """The least bandwidth for that time, directions overlapped."""
-        return self.bandwidth_mbit * self.overlapped / minutes
+def least_minutes(table: Table, row: str) -> float:
+    """Least time of the published bytes of `row` on the published network, both directions of equal share and always
+    busy. All bytes one after the other need twice that."""
+    bits_a_minute = fact(table.paper, "network")["bandwidth_mbit"] * 1e6 * 60
+    return table.value(row, "communication") * GB * 8 / bits_a_minute / 2
 
 
-def published_bound(table: Table, row: str) -> LatencyBound:
-    """What the published bytes of `row` allow on the published network."""
-    return LatencyBound(table.value(row, "communication"), fact(table.paper, "network")["bandwidth_mbit"])
+def needed_mbit(table: Table, row: str) -> float:
+    """The least bandwidth for the published minutes of `row`, directions overlapped."""
+    network = fact(table.paper, "network")
+    return network["bandwidth_mbit"] * least_minutes(table, row) / table.value(row, "latency")
 
 
 @dataclass(frozen=True)
@@ -286,10 +271,10 @@ def cost_rows(results: Results, printed: Table) -> list[dict[str, str | float | 
     entries = []
     for row in printed.rows:
         gigabytes, minutes = row.cells["communication"].value, row.cells["latency"].value
-        bound = published_bound(printed, row.name)
+        least = least_minutes(printed, row.name)
         side = {"row": row.name, "published_gb": gigabytes, "published_min": minutes}
-        side |= {"bound_overlapped_min": bound.overlapped, "bound_one_way_min": bound.one_way}
-        side |= {"needed_mbit": bound.needed_mbit(minutes)}
+        side |= {"bound_overlapped_min": least, "bound_one_way_min": 2 * least}
+        side |= {"needed_mbit": needed_mbit(printed, row.name)}
         costs = all_costs(results, printed, row.name)
         entries += [side | _measured(cost, gigabytes) for cost in costs.values()] or [side | {"program": None}]
     return entries

@@ -86,8 +86,7 @@ def _columns(results: Results, number: str) -> pd.DataFrame:
     base = fitted.get((number, table.rows[0].name))
     for row in table.rows:
         fit, found = fitted.get((number, row.name)), costs.audit(results, table, row.name, "bytes")
-        saving, bound = row.cells.get("savings_communication"), costs.published_bound(table, row.name)
-        printed = row.cells["latency"].value
+        saving = row.cells.get("savings_communication")
         line = {
             ROW: row.name,
             "GB, paper": row.cells["communication"].text,
@@ -98,9 +97,9 @@ def _columns(results: Results, number: str) -> pd.DataFrame:
             "stock SPU": text(found.as_written, 3, "x"),
             "stock SPU, cheap GELU in the baseline": text(found.one_gelu, 3, "x"),
             "optimised": text(found.tuned, 3, "x"),
-            "min, paper": f"{printed:.2f}",
-            "least min for the paper's GB": text(bound.overlapped),
-            "Mbit/s that the paper's min need": text(bound.needed_mbit(printed)),
+            "min, paper": f"{row.cells['latency'].value:.2f}",
+            "least min for the paper's GB": text(costs.least_minutes(table, row.name)),
+            "Mbit/s that the paper's min need": text(costs.needed_mbit(table, row.name)),
         }
         for program in PROGRAMS:
             words, cost = PROGRAM_NAMES[program], costs.row_costs(results, table, row.name).get(program)
@@ -308,8 +307,8 @@ ABLATED = ("SM+LN+G", "SM+ScFuFFN")
 
 
 def ablation(results: Results) -> pd.DataFrame:
-    """What each optimization does; relative bytes of it alone (over stock SPU) and left out (over optimised); the largest
-    logit error of a pass with it alone, and those of whole programs."""
+    """What each optimization does; relative bytes with it alone (over stock SPU) and left out (over optimised); the
+    largest logit error of a pass with it alone, and those of whole programs."""
     sent = {
         (line["architecture"], line["program"]): float(line["bytes"])
         for path in (OUTSIDE, "results/two_party/savings.csv")

@@ -41,7 +41,8 @@ appendix.explorer(results, claims.judge(results))
 #
 # The commands need Linux, Python 3.11, 2 cores, 8 GB of memory, 6 GB of disk and a package index, but no GPU. Many runs
 # of scale desk trained on a GPU; on two cores they take days. Times are for 2 cores. The `Dockerfile` runs the same
-# commands. Checkpoints are not in the repository; the commands below make them again.
+# commands. Checkpoints are not in the repository. `python -m stages.train RUN --seed SEED --scale SCALE` makes the same
+# file on the same processor; for trainings on a CPU, `results/SCALE/metrics.jsonl` has its SHA-256.
 
 # %%
 numbers, first, passes = claims.headline(results), tables.headline(results), tables.complete_passes(results)
@@ -75,15 +76,6 @@ show.table(
     pd.DataFrame(found, columns=["claim", "command", "time", "expected", "tolerance"]),
     "What to run",
     "Bytes are equal on every machine; seconds and last digits of losses are not.",
-)
-
-# %%
-show.table(
-    appendix.checkpoints(results),
-    "Checkpoints",
-    "Of trainings on a CPU: a GPU's were not saved. `python -m stages.train RUN --seed SEED --scale SCALE` makes the "
-    "same file, bit for bit, on the same processor.",
-    sources=["results/laptop/metrics.jsonl", "results/desk/metrics.jsonl"],
 )
 
 # %% [markdown]
@@ -125,16 +117,7 @@ for short, title in show.PAPERS.items():
     display(show.table(one, f"Claims of {title}", BRACKETS[short], print_only=True))  # noqa: F821
 
 # %% [markdown]
-# ## Further figures of attention entropy
-
-# %%
-show.figure(
-    aero_entropy.by_position(desk),
-    "Entropy by query position",
-    "First seed; mean over heads and held-out sequences at every position, one line per layer. Dotted: log i, the most "
-    "that the causal mask allows.",
-    sources=ENTROPY,
-)
+# ## A further figure of attention entropy
 
 # %%
 show.figure(
@@ -176,53 +159,10 @@ show.table(
     command="python -m benchmarks.entropy_memory",
 )
 
-# %%
-show.table(
-    appendix.tokenizing(results),
-    "Tokenizing",
-    "Source files to token files: reading, encoding, hashing, writing.",
-    sources=[f"{BENCH}/tokenizing.json"],
-    command="python -m benchmarks.tokenizing",
-)
-
-# %%
-show.table(
-    appendix.pipeline(results),
-    "The pipeline",
-    "In a clone with all outputs in place.",
-    sources=[f"{BENCH}/pipeline.json"],
-    command="python -m benchmarks.pipeline",
-)
-
-# %%
-show.figure(
-    appendix.growth_with_depth(results),
-    "A private pass by depth",
-    "Width 128, T=32. Crosses: the sum of its operations.",
-    sources=[f"{BENCH}/two_party_growth_layers.json"],
-    command="python -m benchmarks.two_party",
-)
-
 # %% [markdown]
-# ## Robustness
-
-# %%
-show.table(
-    appendix.campaigns(results),
-    "Campaigns",
-    "A check passes if the result is right or the error is one line that names its cause.",
-    sources=[f"{ROBUSTNESS}/{name}.json" for name in appendix.CAMPAIGNS],
-    command="python -m benchmarks.faults",
-)
-
-# %%
-show.figure(
-    appendix.server(results),
-    "A server over 1,000 questions",
-    "One small model; every answer has PyTorch's tokens.",
-    sources=[f"{ROBUSTNESS}/server.json"],
-    command="python -m benchmarks.server_soak",
-)
+# `results/bench` also has the speed of tokenizing, the pipeline with nothing to do, and private passes by depth.
+# `results/robustness` has the checks made with damaged input, with faults in every stage, of transcripts, of packages
+# and of a server over 1,000 questions; each file names its commit.
 
 # %% [markdown]
 # ## Reproducibility

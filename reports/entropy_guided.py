@@ -84,14 +84,6 @@ show.table(
     sources=DESK["metrics"],
 )
 
-# %%
-show.table(
-    aero_entropy.change_of_heads(desk),
-    "Change in overloaded and collapsed heads",
-    "Regularised minus plain model, in percentage points of all heads, paired by seed; brackets: 95 % t-interval.",
-    sources=DESK["entropy"],
-)
-
 # %% [markdown]
 # ## A pretrained model
 #

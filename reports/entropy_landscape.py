@@ -12,9 +12,10 @@
 # SM+LN+G and SM+LN+R, against the paper. As it says, the highest entropies fall and the heads move away from the
 # baseline's. The landscape of deep layers gets flatter, not steeper.
 #
-# Heads have no order, so steepness across heads depends on their numbering. Steepness for random orders of heads is
-# shown beside it. Rows bear the paper's names; the measured models are their counterparts at scale laptop, with half
-# the context and far fewer tokens. Entropies grow with the context: compare differences, not absolute values.
+# Heads have no order, so steepness across heads depends on their numbering. The evidence of the claim on deep layers in
+# `reports/claims.csv` has it for random orders of heads too. Rows bear the paper's names; the measured models are their
+# counterparts at scale laptop, with half the context and far fewer tokens. Entropies grow with the context: compare
+# differences, not absolute values.
 
 # %%
 from aero.report import claims, show
@@ -28,18 +29,10 @@ METRICS, ENTROPY, CURVES = ([f"results/{results.scale}/{name}.jsonl"] for name i
 show.table(
     entropy_landscape.table_1(results),
     "Perplexity, range of entropies and distance from the baseline",
-    "Range: lowest and highest head. W₁: of all heads, in nats, paired by seed. Intervals and sampling errors: "
+    "Range: lowest and highest head. W₁: of all heads, in nats, paired by seed. Intervals: "
     "reports/tables/entropy_landscape_table1.csv.",
     sources=METRICS + ENTROPY,
     published="entropy_landscape/table1",
-)
-
-# %%
-show.table(
-    entropy_landscape.spread(results),
-    "Steepness, inequality and distance",
-    "First seed. Steepness and W₁ in nats, means over the map.",
-    sources=ENTROPY,
 )
 
 # %%

@@ -134,16 +134,8 @@ show.table(
 # ## Cost
 #
 # The paper counts query-key pairs: $1/P$ of full attention's. Projections and feed-forward networks cost the same for
-# every $P$, so time falls less.
-
-# %%
-show.table(
-    parallel_figures.table_cost(results),
-    "Time and memory of encoding the context",
-    "One thread, each setting in its own process. Memory: the peak beyond that of the loaded model.",
-    sources=["results/parallel_context/cost.json"],
-    command=MEASURE,
-)
+# every $P$, so time falls less. The claim in the appendix has what was measured at the largest $P$;
+# `results/parallel_context/cost.json` has time and memory at every $P$.
 
 # %% [markdown]
 # ## Other models

@@ -191,7 +191,7 @@ show.figure(
 # %% [markdown]
 # ## Theory
 #
-# Every printed formula is compared with Monte Carlo draws that do not use it. Theorem 5.1 says three things of the
+# Printed formulas are compared with Monte Carlo draws that do not use them. Theorem 5.1 says three things of the
 # expected entropy of softmax over $N$ logits of variance $\sigma^2$. It falls as $\sigma^2$ grows: true. It
 # is about $\log N - (N-1)\sigma^2/2N$: true for a small variance. Its derivative in $\sigma^2$ is
 # $-\mathbb{E}[\sum_i z_i^2 p_i]$: false; the last line of Appendix E.3 has the right one,

@@ -103,14 +103,9 @@ def markdown(frame: pd.DataFrame) -> str:
 BLOCKS: dict[str, Callable[[Results], str]] = {
     "headline": headline,
     "claims": claims_table,
-    "costs": lambda results: markdown(private_tables.communication(results, "4")),
-    "savings": lambda results: markdown(private_tables.savings(results, "4")),
-    "complete-passes": lambda results: markdown(private_tables.complete_passes(results)),
     "cached-passes": lambda results: markdown(private_tables.cached_passes(results)),
     "verified-passes": lambda results: markdown(private_tables.verified_passes(results)),
-    "latency-model": lambda results: markdown(private_tables.latency_model(results)),
     "outside-tuned": lambda results: markdown(private_tables.outside_tuned(results, alone=False)),
-    "row-maxima": lambda results: markdown(private_tables.row_maxima(results)),
     "protocols": lambda results: markdown(private_inference.protocols(results, "4")),
     "lattice-judge": lambda results: markdown(
         pd.DataFrame(read_csv(results.root / "results/two_party/lattice_judge.csv")).drop(columns="commit")

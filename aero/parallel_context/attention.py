@@ -30,14 +30,11 @@ class Selection:
     """top_k: segments kept (the paper's K). aggregation: which scores decide together.
 
     mass: instead of a fixed K, the fewest segments whose scores make this share of all scores.
-    score_top, aggregate_top: how many of the largest probabilities or scores are summed; None takes the mean of all.
     """
 
     top_k: int = 2
     aggregation: Aggregation = "none"
     mass: float | None = None
-    score_top: int = 5
-    aggregate_top: int | None = 5
 
 
 def group_scores(probabilities: Tensor, groups: Tensor, segments: int, top: int = 5) -> Tensor:
@@ -46,8 +43,8 @@ def group_scores(probabilities: Tensor, groups: Tensor, segments: int, top: int 
     return torch.stack([own.topk(min(top, own.shape[-1]), dim=-1).values.sum(-1) for own in parts], -1)
 
 
-def aggregate(scores: Tensor, dims: tuple[int, ...], top: int | None = 5, rows: Tensor | None = None) -> Tensor:
-    """Scores (…, m, P) with `dims` reduced to size 1: the sum of the `top` largest, or the mean for None.
+def aggregate(scores: Tensor, dims: tuple[int, ...], top: int = 5, rows: Tensor | None = None) -> Tensor:
+    """Scores (…, m, P) with `dims` reduced to size 1: the sum of the `top` largest.
 
     rows: (m,), tokens with the same number are reduced together and keep size m.
     """
@@ -56,8 +53,6 @@ def aggregate(scores: Tensor, dims: tuple[int, ...], top: int | None = 5, rows: 
     if rows is not None:
         found = [aggregate(scores[..., rows == row, :], dims, top) for row in range(int(rows.max()) + 1)]
         return torch.cat(found, -2)[..., rows, :]
-    if top is None:
-        return scores.mean(dims, keepdim=True)
     flat = scores.movedim(dims, tuple(range(-len(dims), 0))).flatten(-len(dims))
     sums = flat.topk(min(top, flat.shape[-1]), dim=-1).values.sum(-1)
     return sums.reshape(scores.sum(dims, keepdim=True).shape)
@@ -82,7 +77,7 @@ class QueryPass:
     for all layers; without it such a selection only collects scores.
     Per layer: entropies (B, H, m) in nats after selection; scores (B, H, m, P) before aggregation; selected
     (B, H or 1, m or 1, P); sinks (B, H, m), attention on the first tokens of the shared prefix and of all segments;
-    logit_sizes (2,), mean and mean row maximum of the absolute logits of the context's keys.
+    logit_sizes: mean of the absolute logits of the context's keys.
     """
 
     def __init__(
@@ -105,8 +100,7 @@ class QueryPass:
 
     def probabilities(self, logits: Tensor) -> Tensor:
         """Attention (B, H, m, n) of masked logits; unselected segments get 0, the rest is renormalised."""
-        sizes = logits[..., : self._context].abs()
-        self.logit_sizes.append(torch.stack([sizes.mean(), sizes.amax(-1).mean()]))
+        self.logit_sizes.append(logits[..., : self._context].abs().mean())
         probabilities = logits.softmax(-1)
         selected = self._select(probabilities)
         if selected is not None:
@@ -123,13 +117,13 @@ class QueryPass:
             return None
         if self._decided is not None:
             return self._decided
-        scores = group_scores(probabilities, self.groups, self.segments, self.selection.score_top)
+        scores = group_scores(probabilities, self.groups, self.segments)
         self.scores.append(scores)
         return None if self.selection.aggregation == "LHT" else self._decide(scores)
 
     def _decide(self, scores: Tensor) -> Tensor:
         dims = AGGREGATIONS[self.selection.aggregation]
-        return chosen(aggregate(scores, dims, self.selection.aggregate_top, self._rows), self.selection)
+        return chosen(aggregate(scores, dims, rows=self._rows), self.selection)
 
     def over_layers(self) -> Tensor:
         """The segments that a selection over layers keeps by the scores of this pass: (B, 1, m or 1, P)."""

@@ -57,9 +57,7 @@ def rows_of(
     for block in blocks:
         if whole is None and block.sink is None:
             whole = encode(model, _tensors(context, 1))
-        began = time.process_time()
         encoded = encode(model, _tensors(context, block.segments), prefixes.get(block.sink))
-        seconds = time.process_time() - began
         common = {"segments": block.segments, "sink": block.sink, "tokens": len(encoded.groups)}
         readings = [(selection, None) for selection in block.selections]
         readings += [(None, oracle) for oracle in ("keys", "values") if block.oracles]
@@ -68,8 +66,7 @@ def rows_of(
             mixed = encoded if oracle is None else _oracle(encoded, whole, oracle)
             found = _read(model, mixed, context.queries, selection, is_text)
             rows.append(common | _named(selection) | {"oracle": oracle} | found)
-        rows[0] |= {"encoding_cpu_s": round(seconds, 2), "peak_bytes": peak_memory()}
-        rows[0] |= _norms(encoded, whole if block.sink is None else None)
+        rows[0] |= {"peak_bytes": peak_memory()} | _norms(encoded, whole if block.sink is None else None)
         yield block, rows
 
 
@@ -96,7 +93,6 @@ def _read(
     model: HuggingFaceModel, encoded: Encoded, queries: Sequence[Query], selection: Selection | None, is_text: bool
 ) -> Row:
     """Scores and entropies of every query, and what was recorded by layer."""
-    began = time.process_time()
     flat = [(number, question, answer) for number, (question, all_) in enumerate(queries) for answer in all_]
     ids, packed = pack([(question, answer[:-1]) for _, question, answer in flat])
     reading = read(model, encoded, ids, selection, packed)
@@ -118,13 +114,12 @@ def _read(
         "entropy_by_layer": rounded(reading.entropies.mean((1, 2, 3))),
     }
     if selection is None:
-        sizes = torch.stack(reading.seen.logit_sizes)  # (L, 2)
         row["sink_share"] = rounded(torch.stack(reading.seen.sinks).mean((1, 2, 3)))
-        row |= {"logit_mean": rounded(sizes[:, 0]), "logit_max": rounded(sizes[:, 1])}
+        row["logit_mean"] = rounded(torch.stack(reading.seen.logit_sizes))
     elif reading.selected:
         kept = [selected.sum(-1).float().mean() for selected in reading.selected]
         row["kept"] = round(float(torch.stack(kept).mean()), 2)
-    return row | {"cpu_s": round(time.process_time() - began, 2)}
+    return row
 
 
 def _norms(encoded: Encoded, whole: Encoded | None) -> Row:
@@ -161,13 +156,12 @@ def encoding_cost(folder: Path, tokens: int, segments: int) -> dict[str, Any]:
     ids = torch.randint(model.model.config.vocab_size, (1, tokens), generator=torch.Generator().manual_seed(0))
     parts = list(ids.tensor_split(segments, 1))
     encode(model, [ids[:, :16]])  # libraries allocate at the first pass
-    before, cpu, wall = peak_memory(), time.process_time(), time.perf_counter()
+    before, cpu = peak_memory(), time.process_time()
     encode(model, parts)
     return {
         "tokens": tokens,
         "segments": segments,
         "cpu_s": round(time.process_time() - cpu, 2),
-        "wall_s": round(time.perf_counter() - wall, 2),
         "peak_bytes": peak_memory() - before,
         "attention_pairs": sum(part.shape[1] * (part.shape[1] + 1) // 2 for part in parts),
     }

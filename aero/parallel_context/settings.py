@@ -17,11 +17,9 @@ Several = Annotated[tuple[Positive, ...], Field(min_length=1)]
 
 
 class SelectionSettings(Strict):
-    """The defaults of selective attention: K, the numbers of largest values, and the aggregation of each kind."""
+    """The defaults of selective attention: K, and the aggregation of each kind."""
 
     top_k: Positive
-    score_top: Positive
-    aggregate_top: Positive | None
     aggregation: dict[Kind, Aggregation]
 
 

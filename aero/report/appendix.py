@@ -1,4 +1,4 @@
-"""The appendix: the explorer, and tables and figures of `results/bench` (`make bench`) and `results/robustness`.
+"""The appendix: the explorer, and tables of `results/bench` (`make bench`) and `results/robustness`.
 
 The explorer lists rows of all tables with bytes, latency and perplexity, and all claims, sorted and filtered. It is one
 fragment of HTML that loads nothing: `assets/explorer.js` makes the tables.
@@ -12,7 +12,6 @@ from collections.abc import Mapping
 from pathlib import Path
 
 import pandas as pd
-from matplotlib.figure import Figure
 
 from aero.report import show
 from aero.report.costs import GB, MIB, PROGRAMS, compared_runs
@@ -69,15 +68,6 @@ def explorer(results: Results, claims: pd.DataFrame) -> show.HTML:
 
 # A ratio is ours over the other's, medians of interleaved repeats with their range. A missing file: an empty frame.
 
-CAMPAIGNS = {
-    "fuzz": "damaged input",
-    "faults": "faults during the pipeline",
-    "faults_report": "faults during every stage and the report",
-    "server": "one server, many questions",
-    "transcripts": "transcripts of two prompts compared",
-    "advisories": "packages against known vulnerabilities",
-}
-
 
 def _range(value: Mapping[str, float]) -> str:
     return f"{value['median']:.2f}x ({value['low']:.2f} to {value['high']:.2f})"
@@ -122,86 +112,6 @@ def entropy_memory(results: Results) -> pd.DataFrame:
     return pd.DataFrame({"context": context, **found} for context, found in sorted(by_context.items())).fillna("–")
 
 
-def tokenizing(results: Results) -> pd.DataFrame:
-    """Source files to token files on one core."""
-    return pd.DataFrame(
-        {
-            "vocabulary": one["vocabulary"],
-            "corpus, MB": text(size["bytes"] / 1e6),
-            "MB a core second": text(size["mb_per_cpu_second"]["median"]),
-            "peak memory, MiB": text(size["peak_bytes"] / MIB),
-        }
-        for one in results.json("bench/tokenizing.json").get("vocabularies", ())
-        for size in one["sizes"]
-    )
-
-
-def pipeline(results: Results) -> pd.DataFrame:
-    """Seconds of the pipeline's own commands with nothing to do, and what a second job gains."""
-    found = results.json("bench/pipeline.json")
-    named = {
-        "dvc repro, nothing to do, s": "idle_repro_seconds",
-        "dvc status, s": "idle_status_seconds",
-        "aero --help, s": "help_seconds",
-        "speed-up of two jobs": "two_jobs_over_one",
-    }
-    return pd.DataFrame(
-        {"what": what, "median": text(found[key]["median"]), "least": text(found[key]["low"]),
-         "most": text(found[key]["high"])}
-        for what, key in named.items()
-        if key in found
-    )  # fmt: skip
-
-
-def growth_with_depth(results: Results) -> Figure:
-    """GB and seconds of complete small private passes by number of layers, measured and composed."""
-    lines = results.json("bench/two_party_growth_layers.json").get("lines", ())
-    if not lines:
-        return show.not_measured()
-    figure, panels = show.subplots(1, 2, height=2.8)
-    colours = {"as_written": show.AS_WRITTEN, "tuned": show.TUNED}
-    for axes, key, unit, label in ((panels[0], "bytes", 1e6, "MB"), (panels[1], "seconds", 1, "seconds")):
-        for line in lines:
-            points, program = pd.DataFrame(line["points"]), line["program"]
-            dash = "-" if line["architecture"] == "SM+LN+G" else "--"
-            axes.plot(points["size"], points[key] / unit, dash, marker="o", markersize=5,
-                      color=colours.get(program, show.MUTED),
-                      label=f"{line['architecture']}, {PROGRAM_NAMES.get(program, program)}")  # fmt: skip
-            axes.plot(points["size"], points[f"composed_{key}"] / unit, "x", color=show.INK, markersize=5)
-        axes.set_xticks(points["size"])
-        axes.set(xlabel="layers", ylabel=label, ylim=(0, None))
-        axes.grid()
-    panels[1].plot([], [], "x", color=show.INK, markersize=5, label="sum of operations")
-    figure.legend(*panels[1].get_legend_handles_labels(), ncols=3, loc="outside upper center", frameon=False)
-    return figure
-
-
-def checkpoints(results: Results) -> pd.DataFrame:
-    """SHA-256 of the checkpoints that were written, a line a training."""
-    found = sorted((run.scale, run.name, run.seed, run.provenance) for runs in results.runs.values() for run in runs)
-    return pd.DataFrame(
-        [(*key, source["checkpoint_sha256"]) for *key, source in found if "checkpoint_sha256" in source],
-        columns=["scale", "run", "seed", "SHA-256 of checkpoint.safetensors"],
-    )
-
-
-def campaigns(results: Results) -> pd.DataFrame:
-    """Checks made and passed by every campaign, and the commit that they were made at."""
-    lines = []
-    for name, what in CAMPAIGNS.items():
-        found = results.json(f"robustness/{name}.json")
-        if not found:
-            continue
-        if name == "fuzz":
-            checks, failed = found["cases"], found["failures"]
-        else:
-            checks = sum(case["count"] for case in found["cases"])
-            failed = checks - sum(case["passed"] for case in found["cases"])
-        commit = (found.get("provenance") or {}).get("commit", "")[:10]
-        lines.append({"campaign": what, "checks": f"{checks:,}", "failed": f"{failed:,}", "commit": commit})
-    return pd.DataFrame(lines)
-
-
 def determinism(results: Results) -> pd.DataFrame:
     """The same training again under another condition: whether all values are equal, and the largest difference."""
     columns = ["scale", "compared", "identical", "loss", "perplexity", "entropy"]
@@ -218,19 +128,3 @@ def determinism(results: Results) -> pd.DataFrame:
         }
         for (scale, compared), of in lines.groupby(["scale", "compared"], sort=False)
     )
-
-
-def server(results: Results) -> Figure:
-    """Resident memory of a server and seconds a question over a long session."""
-    found = results.json("robustness/server.json")
-    if not found:
-        return show.not_measured()
-    figure, panels = show.subplots(1, 2, height=1.9)
-    samples = pd.DataFrame(found["samples"], columns=found["columns"])
-    samples = samples[samples["memory_bytes"] > 0]
-    panels[0].plot(samples["question"], samples["memory_bytes"] / MIB, color=show.AS_WRITTEN)
-    panels[1].plot(samples["question"], samples["seconds"], color=show.AS_WRITTEN, linewidth=0.6)
-    for axes, label in zip(panels, ("resident memory, MiB", "seconds per question"), strict=True):
-        axes.set(xlabel="question", ylabel=label, ylim=(0, None))
-        axes.grid()
-    return figure

@@ -172,7 +172,7 @@ def headline(results: Results) -> dict[str, Any]:
     own = costs.audit(results, table, AERO, "bytes")
     impossible = impossible_with_rounds = 0
     for one, row in ((tables[number], row) for number in costs.COST_TABLES for row in tables[number].rows):
-        least, minutes = costs.published_bound(one, row.name).overlapped, row.cells["latency"].value
+        least, minutes = costs.least_minutes(one, row.name), row.cells["latency"].value
         stock = costs.wan_minutes(results, costs.row_costs(results, one, row.name).get(costs.STOCK))
         impossible += least > minutes
         impossible_with_rounds += stock is not None and least + stock.rounds > minutes
@@ -186,8 +186,7 @@ def headline(results: Results) -> dict[str, Any]:
         return shown if published is None else f"{shown} (paper: {published:+.0f} %)".replace(": -", ": −")
 
     theory = load_theory(results)
-    slopes = theory.tables["softmax"] if theory else pd.DataFrame(columns=["slope", "theorem_slope", "slope_error"])
-    wrong = (slopes["theorem_slope"] - slopes["slope"]).abs() > 4.5 * slopes["slope_error"] + 1e-3
+    slopes = variance_theory.unequal_slopes(theory.tables["softmax"], "theorem_slope_quadrature") if theory else ()
     return {
         "rows": len(fitted),
         "residual": max((abs(fit.residual_percent) for fit in fitted.values()), default=nan),
@@ -202,7 +201,7 @@ def headline(results: Results) -> dict[str, Any]:
         "impossible": impossible,
         "impossible_with_rounds": impossible_with_rounds,
         "minutes": table.value(base, "latency"),
-        "needed_minutes": costs.published_bound(table, base).overlapped,
+        "needed_minutes": costs.least_minutes(table, base),
         "scale": trained.scale,
         "seeds": "1 seed" if len(seeds) == 1 else f"up to {len(seeds)} seeds",
         "tokens": seeds[0].metrics["tokens"] / 1e6 if seeds else nan,
@@ -213,8 +212,8 @@ def headline(results: Results) -> dict[str, Any]:
         "regularised": difference("ereg-smt-scfuffn", "sm-scfuffn"),
         "regularised_layer_norm": difference("ereg-smt-ln-g", "sm-ln-g"),
         "regularised_relu": difference("ereg-smt-r", "sm-r"),
-        "slopes": len(wrong),
-        "wrong_slopes": int(wrong.sum()),
+        "slopes": len(slopes),
+        "wrong_slopes": int(sum(slopes)),
         "gate": gate(trained, "sm-ln-g"),
         "log_t": log(table.dimensions["context"]),
         "causal": causal_bound(table.dimensions["context"]),

@@ -38,32 +38,17 @@ def counted(row: str, table: Table) -> Count:
     return count(parse(row), Sizes(sizes["layers"], sizes["heads"], sizes["width"]), sizes["context"])
 
 
-@dataclass(frozen=True)
-class LatencyBound:
-    """Least time in minutes for `gigabytes` on a link of `bandwidth_mbit`.
-
-    one_way: all bytes one after the other. overlapped: both directions of equal share and always busy, half of one_way.
-    """
-
-    gigabytes: float
-    bandwidth_mbit: float
-
-    @property
-    def one_way(self) -> float:
-        return self.gigabytes * GB * 8 / (self.bandwidth_mbit * 1e6) / 60
-
-    @property
-    def overlapped(self) -> float:
-        return self.one_way / 2
-
-    def needed_mbit(self, minutes: float) -> float:
-        """The least bandwidth for that time, directions overlapped."""
-        return self.bandwidth_mbit * self.overlapped / minutes
+def least_minutes(table: Table, row: str) -> float:
+    """Least time of the published bytes of `row` on the published network, both directions of equal share and always
+    busy. All bytes one after the other need twice that."""
+    bits_a_minute = fact(table.paper, "network")["bandwidth_mbit"] * 1e6 * 60
+    return table.value(row, "communication") * GB * 8 / bits_a_minute / 2
 
 
-def published_bound(table: Table, row: str) -> LatencyBound:
-    """What the published bytes of `row` allow on the published network."""
-    return LatencyBound(table.value(row, "communication"), fact(table.paper, "network")["bandwidth_mbit"])
+def needed_mbit(table: Table, row: str) -> float:
+    """The least bandwidth for the published minutes of `row`, directions overlapped."""
+    network = fact(table.paper, "network")
+    return network["bandwidth_mbit"] * least_minutes(table, row) / table.value(row, "latency")
 
 
 @dataclass(frozen=True)
@@ -76,48 +61,6 @@ class Fit:
 
 
 FITS = Path("results/two_party/forensics_fits.csv")
-
-
-CHOICES_IN_WORDS = {
-    "SPU 0.9.2b0 fraction_15": "15 fraction bits",
-    "SPU 0.9.5 default": "SPU 0.9.5",
-    "SPU 0.9.2b0 lsb_error": "products with an error in the last bit",
-    "SPU 0.9.2b0 exp_iters_5": "exponentials of 5 squarings",
-    "SPU 0.9.2b0 softspoken_ot": "oblivious transfers by SoftSpoken",
-    "SPU 0.9.2b0 pade_exp": "exponentials by Padé's formula",
-    "SPU 0.9.2b0 division_per_entry": "a division for each entry of a softmax",
-    "weights shared": "secret-shared weights",
-    "weights owned": "weights owned by the server",
-    "gelu gelu_tanh": "tanh GELU",
-    "gelu gelu_erf": "erf GELU",
-    "softmax softmax_clip": "exponentials clipped below -14",
-    "softmax softmax_jax": "exponentials not clipped",
-    "projections joint": "Q, K and V in one product",
-    "projections separate": "Q, K and V in three products",
-    "embedding lookup": "token ids looked up in secret",
-    "embedding one_hot": "one-hot rows made by the client",
-    "head all": "logits of all positions",
-    "head last": "logits of the last position",
-    "gains public": "scaling factors public or folded",
-    "gains secret": "scaling factors secret",
-    "final_norm ln_f": "a final LayerNorm",
-    "final_norm none": "no final LayerNorm",
-    "counted GB": "bytes of both directions, 1 GB = 10^9",
-    "counted GiB": "bytes of both directions, 1 GB = 2^30",
-    "counted GB one way": "bytes of one direction",
-    "counted GB at both ends": "every byte twice, where sent and where received",
-}
-"""What the choices of the search for the published bytes are, in words."""
-IN_PLACE_OF = {
-    "SPU 0.9.2b0 fraction_15": "18 fraction bits",
-    "SPU 0.9.5 default": "SPU 0.9.2b0",
-    "SPU 0.9.2b0 lsb_error": "exact products",
-    "SPU 0.9.2b0 exp_iters_5": "exponentials of 8 squarings",
-    "SPU 0.9.2b0 softspoken_ot": "oblivious transfers by Ferret",
-    "SPU 0.9.2b0 pade_exp": "exponentials by 8 squarings",
-    "SPU 0.9.2b0 division_per_entry": "a division for each row of a softmax",
-}
-"""Which of SPU 0.9.2b0's defaults a choice replaces."""
 
 
 @cache
@@ -328,10 +271,10 @@ def cost_rows(results: Results, printed: Table) -> list[dict[str, str | float | 
     entries = []
     for row in printed.rows:
         gigabytes, minutes = row.cells["communication"].value, row.cells["latency"].value
-        bound = published_bound(printed, row.name)
+        least = least_minutes(printed, row.name)
         side = {"row": row.name, "published_gb": gigabytes, "published_min": minutes}
-        side |= {"bound_overlapped_min": bound.overlapped, "bound_one_way_min": bound.one_way}
-        side |= {"needed_mbit": bound.needed_mbit(minutes)}
+        side |= {"bound_overlapped_min": least, "bound_one_way_min": 2 * least}
+        side |= {"needed_mbit": needed_mbit(printed, row.name)}
         costs = all_costs(results, printed, row.name)
         entries += [side | _measured(cost, gigabytes) for cost in costs.values()] or [side | {"program": None}]
     return entries

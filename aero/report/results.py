@@ -47,19 +47,14 @@ CostKey = tuple[str, str, int, str]
 class Entropy:
     """Headwise attention entropy of a trained model on held-out tokens, nats.
 
-    mean: (L, H); median: that of all rows. by_position: (L, T). blocks: (K, L, H), means of K blocks of held-out
-    sequences. quarters: fraction of heads per quarter of each `maximum` ("observed", "log_T", "causal_bound").
-    overload, collapse: fraction of heads and their layers. learned: such as thresholds.
+    mean: (L, H); median: that of all rows. quarters: fraction of heads per quarter of each `maximum` ("observed",
+    "log_T", "causal_bound"). learned: such as thresholds.
     """
 
     mean: Array
-    by_position: Array
     median: Array
-    blocks: Array
     maximum: dict[str, float]
     quarters: dict[str, tuple[float, ...]]
-    overload: dict[str, Any]
-    collapse: dict[str, Any]
     learned: dict[str, Any]
 
     @property
@@ -308,13 +303,10 @@ def _run(training: Training, path: str, fresh: bool) -> Run:
 
 
 def _entropy(values: Mapping[str, Any]) -> Entropy:
-    names = ("mean", "by_position", "median", "blocks")
     return Entropy(
-        **{name: np.array(values[f"entropy_{name}"], dtype=float) for name in names},
+        **{name: np.array(values[f"entropy_{name}"], dtype=float) for name in ("mean", "median")},
         maximum={key: _number(value) for key, value in values["maximum"].items()},
         quarters={key: tuple(map(_number, fractions)) for key, fractions in values["quarters"].items()},
-        overload=values["overload"],
-        collapse=values["collapse"],
         learned=values.get("learned") or {},
     )
 

@@ -139,10 +139,10 @@ def _communication(results: Results, printed: Table, row: str, key: str) -> Foun
 
 
 def _latency(results: Results, printed: Table, row: str, key: str) -> Found:
-    bound = costs.published_bound(printed, row)
+    least = costs.least_minutes(printed, row)
     note = (
-        f"the published bytes need at least {bound.overlapped:.1f} min on the published network "
-        f"({bound.one_way:.1f} if the directions do not overlap)"
+        f"the published bytes need at least {least:.1f} min on the published network "
+        f"({2 * least:.1f} if the directions do not overlap)"
     )
     found = costs.all_costs(results, printed, row).values()
     known = [cost for cost in found if cost.latency_wan is not None and cost.program != "tuned"]

@@ -6,7 +6,6 @@ Shapes: R learning rates, K seeds. l_0 is the loss at initialisation, l* the low
 
 from __future__ import annotations
 
-import itertools
 import math
 from collections.abc import Callable, Iterable, Mapping
 
@@ -75,12 +74,9 @@ def _below(lower: tuple[str, ...], upper: tuple[str, ...]) -> Callable[[Mapping[
 
 CONCLUSIONS: dict[str, Callable[[Mapping[str, float]], bool]] = {
     "stable_below_softmax": _below(("qk_layernorm", "relu"), SOFTMAX_BASED),
-    "relu_lowest": _below(("relu",), ORDER[:-1]),
-    "softmax_highest": _below(ORDER[1:], ("softmax",)),
     "window_below_softmax": _below(("window_softmax",), ("softmax",)),
     # Within a tenth of the larger: in Table 1 sigmaReparam is 5 % below softmax.
     "sigma_like_softmax": lambda s: math.isclose(s["sigma_reparam"], s["softmax"], rel_tol=0.10),
     "kernels_below_softmax": _below(("elu", "sigmoid"), ("softmax", "sigma_reparam")),
-    "whole_order": lambda s: all(s[higher] > s[lower] for higher, lower in itertools.pairwise(ORDER)),
 }
 """Whether a conclusion holds of given sensitivities by core, by the conclusion's name."""

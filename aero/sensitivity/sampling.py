@@ -13,6 +13,7 @@ from typing import NamedTuple
 import numpy as np
 import torch
 from numpy.typing import NDArray
+from scipy.special import entr, softmax
 
 from aero.attention_kernels import attend, core_named, normalise, row_entropy
 
@@ -43,28 +44,21 @@ def _estimates(draw: Callable[[int], dict[str, Array]], draws: int, size: int) -
     return {name: estimate(np.concatenate([chunk[name] for chunk in chunks])) for name in chunks[0]}
 
 
-def _softmax(z: Array) -> Array:
-    exponentials = np.exp(z - z.max(-1, keepdims=True))
-    return exponentials / exponentials.sum(-1, keepdims=True)
-
-
 def _entropy(p: Array) -> Array:
-    return -np.sum(p * np.log(np.where(p > 0, p, 1.0)), -1)
+    return entr(p).sum(-1)
 
 
 def sample_softmax(sigma: float, positions: int, draws: int, generator: np.random.Generator) -> Sample:
-    """Over draws of z ~ N(0, sigma^2 I_N): entropy, its slope in sigma^2, and squares = sum_i z_i^2 p_i.
+    """Over draws of z ~ N(0, sigma^2 I_N): entropy, and its slope in sigma^2.
 
     The slope is [H(1.01 sigma^2) - H(0.99 sigma^2)] / (0.02 sigma^2) on the same normal deviates.
     """
 
     def draw(rows: int) -> dict[str, Array]:
         normal = generator.standard_normal((rows, positions))
-        z = sigma * normal
-        p = _softmax(z)
-        above, below = (_entropy(_softmax(sigma * math.sqrt(1 + step) * normal)) for step in (0.01, -0.01))
+        above, below = (_entropy(softmax(sigma * math.sqrt(1 + step) * normal, -1)) for step in (0.01, -0.01))
         slope = (above - below) / (2 * 0.01 * sigma**2)
-        return {"entropy": _entropy(p), "slope": slope, "squares": np.sum(z * z * p, -1)}
+        return {"entropy": _entropy(softmax(sigma * normal, -1)), "slope": slope}
 
     return _estimates(draw, draws, positions)
 
@@ -72,8 +66,8 @@ def sample_softmax(sigma: float, positions: int, draws: int, generator: np.rando
 def sample_relu(dims: int, positions: int, rows: int, generator: np.random.Generator, sigma: float = 1.0) -> Sample:
     """Over rows of the ReLU kernel, each with its own query and N keys, standard normal in D dimensions times sigma.
 
-    entropy, square (the mean over keys of delta_ij^2, Appendix E.4), zeros (fraction of weights that are 0): over
-    rows that are defined. undefined: fraction of rows that are 0 / 0.
+    entropy and square (the mean over keys of delta_ij^2, Appendix E.4) over rows that are defined. undefined: fraction
+    of rows that are 0 / 0.
     """
 
     def draw(count: int) -> dict[str, Array]:
@@ -83,8 +77,8 @@ def sample_relu(dims: int, positions: int, rows: int, generator: np.random.Gener
         total = t.sum(-1, keepdims=True)
         defined = total[:, 0] > 0
         p = t[defined] / total[defined]
-        square, zeros = np.mean((positions * p - 1) ** 2, -1), np.mean(p == 0, -1)
-        return {"entropy": _entropy(p), "square": square, "zeros": zeros, "undefined": (~defined).astype(float)}
+        square = np.mean((positions * p - 1) ** 2, -1)
+        return {"entropy": _entropy(p), "square": square, "undefined": (~defined).astype(float)}
 
     return _estimates(draw, rows, dims * positions)
 

@@ -12,11 +12,10 @@ from functools import lru_cache
 from typing import Literal, NamedTuple
 
 import numpy as np
-import torch
 from numpy.typing import NDArray
 
 Array = NDArray[np.float64]
-Mask = Literal["full", "causal", "window"]
+Mask = Literal["full", "causal"]
 
 
 class SoftmaxEntropy(NamedTuple):
@@ -67,38 +66,15 @@ def _one_position(sigma: float) -> tuple[Array, Array, Array, Array, Array]:
     return u, np.exp(-tail) @ weight, once @ (z * weight), once @ square, np.exp(x + log_term) @ square
 
 
-def entropy_expansion(sigma: float, positions: int, order: int = 2) -> float:
-    """E[H] = log N - (N-1)/(2N) sigma^2 + 3(N-1)/(4 N^2) sigma^4 + O(sigma^6), up to `order` 2 (Theorem 5.1) or 4.
-
-    The entropy of a single draw deviates from it by terms in sigma^2 and sigma^3.
-    """
-    found = math.log(positions) - (positions - 1) / (2 * positions) * sigma**2
-    return found if order == 2 else found + 3 * (positions - 1) / (4 * positions**2) * sigma**4
-
-
-def least_entropy(bound: float, positions: int) -> float:
-    """The smallest entropy of softmax(z) with every |z_i| <= bound.
-
-    dH/dz_i = p_i (sum_j p_j z_j - z_i) changes its sign once, from + to -, so H is least at a corner: k logits at
-    +bound, the others at -bound. QK-LayerNorm with gamma = 1 has |Z_ij| <= D (Eq. 2).
-    """
-    entropies = []
-    for high in range(1, positions + 1):
-        low = (positions - high) * math.exp(-2 * bound)  # relative to exp(bound)
-        total = high + low
-        entropies.append(math.log(total) + 2 * bound * low / total)
-    return min(entropies)
+def entropy_expansion(sigma: float, positions: int) -> float:
+    """log N - (N-1)/(2N) sigma^2 (Theorem 5.1); E[H] is 3(N-1)/(4 N^2) sigma^4 + O(sigma^6) above it."""
+    return math.log(positions) - (positions - 1) / (2 * positions) * sigma**2
 
 
 RELU_VARIANCE = math.pi * (math.pi - 1)
 """D E[delta_ij^2] for large N and D: the variance of t_ij over the keys of one query, over (D mu)^2."""
 RELU_VARIANCE_PRINTED = math.pi**2 - 1
 """tau^2 / mu^2 of Appendix E.4: the variance over queries and keys."""
-
-
-def relu_entropy(dims: int, positions: int) -> float:
-    """E[H] = log N - (N-1)/N pi (pi - 1) / (2 D) + O(D^-2) of the ReLU kernel with Gaussian queries and keys."""
-    return math.log(positions) - (positions - 1) / positions * RELU_VARIANCE / (2 * dims)
 
 
 def relu_undefined(dims: int, positions: int) -> float:
@@ -109,14 +85,9 @@ def relu_undefined(dims: int, positions: int) -> float:
     return ((1 + 2.0**-positions) / 2) ** dims
 
 
-def visible_keys(mask: Mask, positions: int, window: int = 8) -> NDArray[np.int64]:
-    """How many keys each of the N queries sees: all, those up to its own position, or i - W ... i + W."""
-    index = np.arange(positions)
-    return {
-        "full": np.full(positions, positions),
-        "causal": index + 1,
-        "window": np.minimum(index + window, positions - 1) - np.maximum(index - window, 0) + 1,
-    }[mask]
+def visible_keys(mask: Mask, positions: int) -> NDArray[np.int64]:
+    """How many keys each of the N queries sees: all, or those up to its own position."""
+    return np.full(positions, positions) if mask == "full" else np.arange(positions) + 1
 
 
 def norm_range(keys: NDArray[np.int64]) -> tuple[float, float]:
@@ -151,14 +122,3 @@ def greatest_row_norm(entropy: float, positions: int) -> float:
         else:
             high = largest
     return math.sqrt(high**2 + (1 - high) ** 2 / (positions - 1))
-
-
-def dirichlet_entropy(alpha: float, positions: int) -> float:
-    """E[H] of a row from Dirichlet(alpha 1) over N positions: psi(N alpha + 1) - psi(alpha + 1) (Eq. 39)."""
-    ends = torch.tensor([positions * alpha + 1, alpha + 1], dtype=torch.float64).digamma()
-    return float(ends[0] - ends[1])
-
-
-def dirichlet_square(alpha: float, positions: int) -> float:
-    """E[|p|^2] of the same: (alpha + 1) / (N alpha + 1)."""
-    return (alpha + 1) / (positions * alpha + 1)

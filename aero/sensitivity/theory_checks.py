@@ -15,12 +15,6 @@ from aero.sensitivity import sampling, theory
 Row = dict[str, Any]
 SMALL_POSITIONS, SMALL_WIDTH = 20, 3
 """N and D of the paper's small model."""
-MASKED_MODELS: tuple[tuple[str, theory.Mask, int], ...] = (
-    ("small model, Figure 1", "full", SMALL_POSITIONS),
-    ("small model with a window, Figure 1", "window", SMALL_POSITIONS),
-    ("LLaMA-1B, Figure 1", "causal", 768),
-    ("GPT-2, Figure 7", "causal", 200),
-)
 HISTOGRAM_CORES, HISTOGRAM_SIGMAS = ("softmax", "relu"), (1.0, 2.0, 4.0, 8.0)
 """What Figure 3 shows."""
 
@@ -36,18 +30,14 @@ def results(settings: SensitivityTheoryParameters) -> tuple[dict[str, list[Row]]
     rows, means = dirichlet_rows(settings)
     tables = {
         "softmax": softmax_rows(settings),
-        "curves": curve_rows(settings),
         "relu": relu_rows(settings),
         "controlled": controlled,
         "weights": weights,
-        "bounds": bound_rows(),
         "dirichlet": rows,
     }
     return tables, {
         "dirichlet": means,
         "layernorm": layernorm_rows(settings),
-        "least_entropy": least_entropy_rows(),
-        "matrices": matrix_rows(),
         "ranges": range_rows(settings),
         "relu_scale_difference": relu_scale_difference(settings),
     }
@@ -69,32 +59,9 @@ def softmax_rows(settings: SensitivityTheoryParameters) -> list[Row]:
                     "entropy_spread": sample["entropy"].error * math.sqrt(draws),
                     "entropy_quadrature": exact.entropy,
                     "expansion_2": theory.entropy_expansion(sigma, positions),
-                    "expansion_4": theory.entropy_expansion(sigma, positions, order=4),
                     "slope_quadrature": exact.derivative,
-                    "theorem_slope": -sample["squares"].mean,
-                    "theorem_slope_error": sample["squares"].error,
                     "theorem_slope_quadrature": exact.theorem_derivative,
                     "appendix_slope_quadrature": exact.appendix_derivative,
-                    "collapse_sigma": math.sqrt(2 * math.log(positions)),  # where log N - sigma^2 / 2 is 0
-                }
-            )
-    return rows
-
-
-def curve_rows(settings: SensitivityTheoryParameters) -> list[Row]:
-    """The exact curves between the drawn points, for figures."""
-    sigmas, rows = settings.softmax.sigmas, []
-    for positions in settings.softmax.positions:
-        for sigma in np.linspace(min(sigmas), max(sigmas), num=50).tolist():
-            exact = theory.softmax_entropy(sigma, positions)
-            rows.append(
-                {
-                    "positions": positions,
-                    "sigma": sigma,
-                    "entropy": exact.entropy,
-                    "expansion_2": theory.entropy_expansion(sigma, positions),
-                    "slope": exact.derivative,
-                    "theorem_slope": exact.theorem_derivative,
                 }
             )
     return rows
@@ -109,11 +76,9 @@ def relu_rows(settings: SensitivityTheoryParameters) -> list[Row]:
             rows = max(500, min(100_000, settings.normals // (positions * dims)))
             sample = sampling.sample_relu(dims, positions, rows, generator)
             table.append(
-                {"dimensions": dims, "positions": positions, "rows": rows, "zeros": sample["zeros"].mean}
+                {"dimensions": dims, "positions": positions, "rows": rows}
                 | _with_error(sample, "entropy", "square", "undefined")
                 | {
-                    "entropy_derived": theory.relu_entropy(dims, positions),
-                    "entropy_printed": math.log(positions) - theory.RELU_VARIANCE_PRINTED / (2 * dims),
                     "square_derived": (positions - 1) / positions * theory.RELU_VARIANCE / dims,
                     "square_printed": theory.RELU_VARIANCE_PRINTED / dims,
                     "undefined_exact": theory.relu_undefined(dims, positions),
@@ -137,46 +102,21 @@ def controlled_rows(settings: SensitivityTheoryParameters) -> tuple[list[Row], l
     return rows, weights
 
 
-def bound_rows() -> list[Row]:
-    """Proposition 5.3 as printed, and under the masks of the paper's models."""
-    rows = []
-    for name, mask, positions in MASKED_MODELS:
-        keys = theory.visible_keys(mask, positions)
-        least, greatest = theory.norm_range(keys)
-        rows.append(
-            {
-                "model": name,
-                "mask": mask,
-                "positions": positions,
-                "norm_least": least,
-                "norm_greatest": greatest,
-                "entropy_greatest": theory.entropy_maximum(keys),
-                "norm_least_printed": 1.0,
-                "norm_greatest_printed": math.sqrt(positions),
-                "entropy_greatest_printed": math.log(positions),
-            }
-        )
-    return rows
-
-
 def dirichlet_rows(settings: SensitivityTheoryParameters) -> tuple[list[Row], list[Row]]:
-    """Figure 10: entropy and norm of Dirichlet rows; and their means beside the exact ones."""
+    """Figure 10: entropy and norm of Dirichlet rows; and their mean entropy and correlation."""
     chosen, rows, means = settings.dirichlet, [], []
     for index, alpha in enumerate(chosen.alphas):
         generator = np.random.default_rng([settings.seed, 3, index])
         entropies, norms = sampling.sample_dirichlet(alpha, chosen.positions, chosen.rows, generator)
         rows += [{"alpha": alpha, "entropy": h, "norm": n} for h, n in zip(entropies, norms, strict=True)]
-        means_of = {"entropy": sampling.estimate(entropies), "square": sampling.estimate(norms**2)}
         outside = sum(
             not theory.least_row_norm(h) - 1e-9 <= n <= theory.greatest_row_norm(h, chosen.positions) + 1e-9
             for h, n in zip(entropies, norms, strict=True)
         )
         means.append(
             {"alpha": alpha, "positions": chosen.positions, "rows": chosen.rows}
-            | _with_error(means_of, "entropy", "square")
+            | _with_error({"entropy": sampling.estimate(entropies)}, "entropy")
             | {
-                "entropy_exact": theory.dirichlet_entropy(alpha, chosen.positions),
-                "square_exact": theory.dirichlet_square(alpha, chosen.positions),
                 "correlation": float(np.corrcoef(entropies, norms)[0, 1]),
                 "outside_bounds": outside,
             }
@@ -195,41 +135,6 @@ def layernorm_rows(settings: SensitivityTheoryParameters) -> list[Row]:
         _, probabilities = attend(core_named("qk_layernorm_fixed"), factor * query, key, key)
         rows.append({"factor": factor, "entropy": row_entropy(probabilities).mean().item()})
     return rows
-
-
-def least_entropy_rows() -> list[Row]:
-    """The least entropy that gamma = 1 allows: |Z| <= D, divided by sqrt(D) in a language model."""
-    cases = (("small model", SMALL_POSITIONS, SMALL_WIDTH, 1.0), ("decoder", 768, 64, math.sqrt(64)))
-    return [
-        {
-            "model": model,
-            "positions": positions,
-            "dimensions": dims,
-            "bound": dims / scale,
-            "entropy_least": theory.least_entropy(dims / scale, positions),
-        }
-        for model, positions, dims, scale in cases
-    ]
-
-
-def matrix_rows() -> list[Row]:
-    """Entropy, Frobenius and spectral norm of three attention matrices: Eq. 9 uses the first norm for the second."""
-    own = np.eye(SMALL_POSITIONS)
-    matrices = {
-        "every row uniform": np.full_like(own, 1 / SMALL_POSITIONS),
-        "every query its own key": own,
-        "every query the same key": np.tile(own[0], (SMALL_POSITIONS, 1)),
-    }
-    return [
-        {
-            "matrix": name,
-            "positions": SMALL_POSITIONS,
-            "entropy": row_entropy(torch.from_numpy(matrix)).mean().item() + 0.0,
-            "frobenius": float(np.linalg.norm(matrix)),
-            "spectral": float(np.linalg.norm(matrix, 2)),
-        }
-        for name, matrix in matrices.items()
-    ]
 
 
 def range_rows(settings: SensitivityTheoryParameters) -> list[Row]:
@@ -252,15 +157,9 @@ def range_rows(settings: SensitivityTheoryParameters) -> list[Row]:
         rows.append(
             {
                 "core": core,
-                "positions": positions,
-                "dimensions": dims,
                 "matrices": len(norm),
                 "outside": int((sums & ~inside).sum()),
                 "empty": int((~sums).sum()),
-                "norm_least": norm[sums].min().item(),
-                "norm_greatest": norm[sums].max().item(),
-                "entropy_least": entropy[sums].min().item() + 0.0,
-                "entropy_greatest": entropy[sums].max().item(),
                 "norm_least_empty": norm[~sums].min().item() if (~sums).any() else None,
             }
         )

@@ -49,7 +49,7 @@ def test_answers_are_right_if_all_their_tokens_are_most_likely(model):
     context = Context(UNITS, [(question, [answer]), (question, [wrong]), (question, [wrong, answer])])
     (row,) = rows(model, context, Block(1))
     assert row["scores"] == [1, 0, 1] and len(row["entropies"]) == 3 and len(row["entropy_by_layer"]) == 2
-    assert 0 < row["sink_share"][0] < 1 and row["logit_max"][0] > row["logit_mean"][0] > 0
+    assert 0 < row["sink_share"][0] < 1 and row["logit_mean"][0] > 0
 
 
 def test_language_modelling_is_the_loss_of_the_text(model):

@@ -27,21 +27,15 @@ TABLES = [
     *(lambda results, n=n: private_tables.minutes(results, n) for n in COST_TABLES),
     *(lambda results, n=n: private_tables.savings(results, n) for n in COST_TABLES),
     private_tables.figure_15,
-    private_tables.optimised_over_stock,
     private_tables.communication_fit,
     private_tables.complete_passes,
     private_tables.trained_passes,
-    private_tables.held_out_prompts,
     private_tables.ablation,
     private_tables.outside_tuned,
-    private_tables.function_changes,
     private_tables.latency_model,
     appendix.training_step,
     appendix.regularized_step,
     appendix.entropy_memory,
-    appendix.tokenizing,
-    appendix.pipeline,
-    appendix.campaigns,
     appendix.determinism,
 ]
 FIGURES = [
@@ -49,8 +43,6 @@ FIGURES = [
     private_inference.minutes_by_part,
     private_inference.published_minutes,
     private_inference.pareto,
-    appendix.growth_with_depth,
-    appendix.server,
 ]
 
 

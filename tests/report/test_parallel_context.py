@@ -13,7 +13,7 @@ from aero.report.papers import parallel_figures
 from aero.report.results import load
 
 ROOT = Path(__file__).resolve().parents[2]
-TABLES = ("table_main", "table_ablation", "table_methods", "table_lengths", "table_cost")
+TABLES = ("table_main", "table_ablation", "table_methods", "table_lengths")
 FIGURES = [name for name in vars(parallel_figures) if name.startswith("figure_")]
 
 

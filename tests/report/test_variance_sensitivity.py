@@ -71,10 +71,10 @@ def test_bootstrap_interval_takes_every_resample_of_seeds():
 
 def test_share_counts_every_setting_once():
     """Setting 1 agrees in one of two readings, setting 2 in its only one. Wilson for 0.75 of 2: 0.58559 - 0.39764."""
-    low, high = dict.fromkeys(ORDER, 1.0) | {"relu": 0.5}, dict.fromkeys(ORDER, 1.0)
+    low, high = dict.fromkeys(ORDER, 1.0) | {"qk_layernorm": 0.5, "relu": 0.5}, dict.fromkeys(ORDER, 1.0)
     readings = [Reading(500, "measured", "relu"), Reading(2000, "measured", "relu")]
     values = {(1, readings[0]): low, (1, readings[1]): high, (2, readings[0]): low}
-    found = share(values, "relu_lowest")
+    found = share(values, "stable_below_softmax")
     assert found.mean == 0.75 and found.low == pytest.approx(0.188, abs=1e-2)
 
 

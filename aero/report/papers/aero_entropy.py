@@ -1,4 +1,4 @@
-"""Figures of attention entropy in AERO and in Entropy-Guided Attention, failure modes, learned temperatures.
+"""Figures of attention entropy in AERO and in Entropy-Guided Attention, learned temperatures.
 
 Entropy-Guided's Figures 5, 6 and 7 are AERO's 10, 18 and 19.
 """
@@ -20,10 +20,10 @@ from aero.published import load
 from aero.records import read_csv
 from aero.report import statistics
 from aero.report.papers import panels
-from aero.report.papers.panels import DEPTH, ENTROPY, PRUNED, REGULARISED, TABLE_2_RUNS, heads, notation
+from aero.report.papers.panels import ENTROPY, PRUNED, REGULARISED, TABLE_2_RUNS, heads, notation
 from aero.report.results import Results, Run
 from aero.report.show import AS_WRITTEN, INK, no_data, not_measured, subplots
-from aero.report.statistics import change, difference, estimate
+from aero.report.statistics import change, estimate
 from aero.report.tables import perplexities
 
 STABILISED = {"sm-wnorm-ffn": "weight norm.", "sm-snorm-ffn": "spectral norm.", "sm-scffn": "scaled FFN"}
@@ -38,14 +38,7 @@ SIGNED = LinearSegmentedColormap.from_list(
     "signed", [(0, "#8a1c5a"), (0.5, "#efb4cf"), (0.5, "#e3dfb0"), (1, "#0b4f6c")], N=64
 )
 """Values around 0: purple below, yellow to blue above."""
-POSITION_RUNS = ("sm-ln-g", "sm-g", "sm", REGULARISED)
 TEMPERATURE_RUNS = (REGULARISED, "smt-scfuffn")
-FAILURES = {
-    "sm": "loss NaN; early layers overloaded, deep layers collapsed",
-    "sm-scfuffni-7": "NaN in the last layers, the last two collapsed",
-    "sm-g": "58 % of heads overloaded, in early layers",
-}
-"""Runs that fail, and what AERO says of them (Sections 3.1 and 3.2, Figure 17)."""
 TEMPERATURE_COLUMNS = (
     *("run", "architecture", "scale", "seed", "layer", "head"),
     *("temperature", "lowest", "highest", "share_below_0", "note"),
@@ -160,57 +153,6 @@ guided_figure_4 = partial(panels.over_training, runs={"sm-ln-g": "SM+LN+G", "sm"
 guided_table_3 = partial(perplexities, address="entropy_guided/table3")
 
 
-def failures(results: Results) -> pd.DataFrame:
-    """The runs that fail in AERO: what is published, how many seeds diverged here, and which heads failed."""
-    lines = []
-    for run, claimed in FAILURES.items():
-        causes = [_failure(trained) for trained in results.seeds(run)]
-        measured = [trained.entropy for trained in results.seeds(run) if trained.entropy]
-        lines.append(
-            {
-                "configuration": notation(results, run),
-                "published": claimed,
-                "seeds diverged": f"{len(causes) - causes.count('none')} of {len(causes)}" if causes else "not run",
-                "first failure": "; ".join(dict.fromkeys(causes)) or "–",
-                "heads overloaded, by seed": ", ".join(f"{one.overload['fraction']:.0%}" for one in measured) or "–",
-                "heads collapsed, by seed": ", ".join(f"{one.collapse['fraction']:.0%}" for one in measured) or "–",
-            }
-        )
-    return pd.DataFrame(lines)
-
-
-def _failure(run: Run) -> str:
-    """How a training diverged, or where it held a value that float16, in which the papers trained, cannot hold."""
-    if run.diverged:
-        layer = (run.metrics.get("first_nonfinite") or {}).get("layer")
-        return f"NaN at step {run.diverged_at}" + ("" if layer is None else f" in layer {layer + 1}")
-    if overflow := run.metrics.get("float16_overflow"):
-        return f"beyond float16 at step {overflow['step']} in layer {overflow['layer'] + 1}"
-    return "none"
-
-
-def by_position(results: Results) -> Figure:
-    """Mean entropy at each query position i, one line a layer, against its bound log i (dotted)."""
-    figure, grid = subplots(1, len(POSITION_RUNS), height=1.7, sharey=True)
-    layers = 12
-    for panel, run in zip(grid, POSITION_RUNS, strict=True):
-        panel.set_title(notation(results, run))
-        means = heads(results, run, "by_position")  # (L, T)
-        if means is None:
-            no_data(panel, "not measured")
-            continue
-        layers, count = means.shape
-        positions = np.arange(1, count + 1)
-        panel.plot(positions, np.log(positions), color=INK, linewidth=1, linestyle=":")
-        for row, depth in zip(means, np.linspace(0, 1, layers), strict=True):
-            panel.plot(positions, row, color=DEPTH(depth), linewidth=1.1)
-        panel.set_xlabel("query position i")
-        panel.grid(axis="y")
-    grid[0].set_ylabel("entropy, nats")
-    panels.depth_bar(figure, grid, layers)
-    return figure
-
-
 def temperatures(results: Results) -> Figure:
     """Learned temperatures with and without the regulariser: by head, and by layer and query position."""
     figure, grid = subplots(len(TEMPERATURE_RUNS), 2, height=2.9, width_ratios=(1, 2.2))
@@ -295,16 +237,3 @@ def finetuned(results: Results) -> pd.DataFrame:
         }
         for line in read_csv(results.root / "results/bench/finetune.csv")
     )
-
-
-def change_of_heads(results: Results) -> pd.DataFrame:
-    """Change in the share of overloaded and collapsed heads by temperature and regulariser, paired by seed."""
-    lines = []
-    for plain, regularised in {"sm-scfuffn": REGULARISED, "sm-scfuffni-6": "ereg-smt-scfuffni-6"}.items():
-        line = {"without": notation(results, plain), "with": notation(results, regularised)}
-        for name, quarter in {"overloaded": 3, "collapsed": 0}.items():
-            sides = (results.share_of_heads(run, (quarter,)) for run in (regularised, plain))
-            found = estimate({seed: 100 * value for seed, value in difference(*sides).items()})
-            line[f"{name}, % points"] = found.text(0, signed=True) if found else "–"
-        lines.append(line)
-    return pd.DataFrame(lines)

@@ -11,12 +11,11 @@ from matplotlib.artist import setp
 from matplotlib.cm import ScalarMappable
 from matplotlib.colors import Normalize
 from matplotlib.figure import Figure
-from numpy.typing import NDArray
 
 from aero import landscape
 from aero.published import Cell, Row
 from aero.published import table as printed_table
-from aero.report.papers.panels import ENTROPY, causal_norm, heads, heatmap, layer_ticks, notation
+from aero.report.papers.panels import ENTROPY, causal_norm, heads, heatmap, layer_ticks
 from aero.report.results import Results
 from aero.report.show import INK, PAPER, no_data, subplots
 from aero.report.statistics import estimate
@@ -39,7 +38,6 @@ DEEP = {
     kind: (f"sm-ln-{letter}-18l", *(f"ereg-smt-ln-{letter}-18l{margin}" for margin in ("-gamma-00", "-gamma-10", "")))
     for kind, letter in (("GELU", "g"), ("ReLU", "r"))
 }
-OTHERS = ("sm-ln-r", "ereg-smt-ln-r", "sm-g", "sm-r", "sm", "sm-scfuffn", "ereg-smt-scfuffn")
 _COLOURS = (INK, "#0072b2", "#009e73", "#d55e00")
 
 
@@ -73,8 +71,6 @@ def _heads_cell(results: Results, row: Row, cell: Cell, kind: str) -> MeasuredCe
     if kind == "w1":
         layers = landscape.wasserstein_1_by_layer(*(one.mean for one in runs[seed])).mean()
         notes.append(f"mean of the layers' own distances {layers:.3f} (seed {seed})")
-    error = sampling_error(STATISTICS[kind], *(one.blocks for one in runs[seed]))
-    notes.append("no sampling error stored" if error is None else f"sampling error {error:.2g} (seed {seed})")
     text = f"{found.mean:.{cell.column.digits}f}"
     return MeasuredCell(row, cell, text, found.mean, results.scale, "; ".join(notes), found)
 
@@ -107,25 +103,6 @@ def table_1(results: Results) -> pd.DataFrame:
 
 def _range(low: str, high: str) -> str:
     return f"{low} to {high}" if low and high else "–"
-
-
-def spread(results: Results) -> pd.DataFrame:
-    """Steepness of the landscape as numbered and over random orders of the heads; Wasserstein-1 from SM+LN+G. Nats."""
-    base, lines = heads(results, "sm-ln-g"), []
-    for run in (*MARGINS, *OTHERS):
-        grid = heads(results, run)
-        if grid is not None:
-            distance = "–" if base is None else f"{landscape.wasserstein_1(grid, base):.2f}"
-            lines.append(
-                {
-                    "configuration": notation(results, run),
-                    "steepness": f"{landscape.steepness(grid).mean():.2f}",
-                    "over random head orders": f"{landscape.steepness_over_orders(grid).mean():.2f}",
-                    "Gini, mean over layers": f"{np.nanmean(landscape.gini_by_layer(grid)):.2f}",
-                    "W₁ from SM+LN+G": distance,
-                }
-            )
-    return pd.DataFrame(lines)
 
 
 def figure_1(results: Results) -> Figure:
@@ -193,16 +170,3 @@ def figure_3(results: Results) -> Figure:
     if handles:
         figure.legend(handles, labels, loc="outside upper center", ncols=4, frameon=False)
     return figure
-
-
-def sampling_error(statistic: Callable[..., float], *blocks: NDArray[np.float64]) -> float | None:
-    """Bootstrap standard error of `statistic` for the held-out tokens; None for fewer than two blocks.
-
-    blocks: one array (K, …) a model, entropies averaged over each of K blocks of held-out sequences. K blocks are drawn
-    with replacement, the same of every model; `statistic` takes their means.
-    """
-    count = len(blocks[0])
-    if count < 2 or any(len(array) != count for array in blocks):
-        return None
-    chosen = np.random.default_rng(0).integers(0, count, (400, count))
-    return np.std([statistic(*(array[draw].sum(0) / count for array in blocks)) for draw in chosen], ddof=1)

@@ -63,7 +63,7 @@ def titles(results: Results, runs: Runs) -> Mapping[str, str]:
 
 
 def heads(results: Results, run: str, kind: str = "mean") -> NDArray[np.float64] | None:
-    """Mean or median entropy of every head (L, H), or of every layer "by_position" (L, T), nats."""
+    """Mean or median entropy of every head (L, H), nats."""
     trained = results.first(run)
     return getattr(trained.entropy, kind) if trained and trained.entropy else None
 

@@ -17,7 +17,6 @@ from typing import Any
 import numpy as np
 from scipy.stats import pearsonr
 
-from aero.published import table
 from aero.report.results import Results
 from aero.report.statistics import CONFIDENCE, Estimate, Z, estimate, wilson
 from aero.report.verdicts import Measurement, exact
@@ -268,7 +267,7 @@ def _of_model(quantity: Callable[..., dict[str, Any]]) -> Callable[..., Measurem
     return measure
 
 
-def _between(model: Measured, task: str, one: str, other: str = "naive") -> tuple[Setting, Setting]:
+def _between(model: Measured, task: str, one: str, other: str) -> tuple[Setting, Setting]:
     """Two settings at the largest P, each one of METHODS, "newline" (the shared prefix) or an oracle; or "full"."""
     p = max(model.segments(task))
     others = {"full": Setting(1), "newline": Setting(p, sink=model.sinks[-1])}
@@ -278,35 +277,18 @@ def _between(model: Measured, task: str, one: str, other: str = "naive") -> tupl
 
 
 @_of_model
-def loss_with_segments(model: Measured, tasks: list[str]) -> dict[str, Any]:
-    """What is lost at the largest P more than with full attention, over episodes."""
-    found: dict[str, Any] = {task: lost(model, task, *_between(model, task, "naive", "full")) for task in tasks}
-    rows = [
-        f"{task} " + ", ".join(f"P={p}: {score(model, task, model.setting(task, p)).mean:.1f}" for p in ps)
-        for task in tasks
-        if (ps := [p for p in model.segments(task) if model.values(task, model.setting(task, p))])
-    ]
-    printed = {KINDS[task]: table("parallel_context/tablemain").row("P=64").cells[KINDS[task]].text for task in tasks}
-    return found | {"notes": [*rows, f"published at P=64: {', '.join(printed.values())}"]}
+def loss_between(model: Measured, tasks: list[str], one: str, other: str = "naive") -> dict[str, Any]:
+    """What is lost at the largest P with `one` minus with `other`, over episodes. Each is full attention ("full"), no
+    remedy ("naive"), a remedy (sink, select, both), a newline as the shared prefix, or full attention's keys or values.
+    """
+    return {task: lost(model, task, *_between(model, task, one, other)) for task in tasks}
 
 
 @_of_model
-def entropy_with_segments(model: Measured, tasks: list[str]) -> dict[str, Any]:
-    """Entropy of the query's attention at the largest P minus that with full attention, over episodes, in nats."""
-    return {task: entropy_change(model, task, *_between(model, task, "naive", "full")) for task in tasks}
-
-
-@_of_model
-def entropy_with_remedy(model: Measured, tasks: list[str], method: str) -> dict[str, Any]:
-    """Entropy of the query's attention at the largest P with a remedy (sink, select, both) minus without, over
+def entropy_between(model: Measured, tasks: list[str], one: str, other: str = "naive") -> dict[str, Any]:
+    """Entropy of the query's attention at the largest P with `one` minus with `other`, each as in `loss_between`, over
     episodes, in nats."""
-    return {task: entropy_change(model, task, *_between(model, task, method)) for task in tasks}
-
-
-@_of_model
-def loss_with_remedy(model: Measured, tasks: list[str], method: str) -> dict[str, Any]:
-    """What is lost at the largest P with a remedy (sink, select, both) minus without, over episodes."""
-    return {task: lost(model, task, *_between(model, task, method)) for task in tasks}
+    return {task: entropy_change(model, task, *_between(model, task, one, other)) for task in tasks}
 
 
 @_of_model
@@ -316,24 +298,12 @@ def correlation_with_loss(model: Measured, tasks: list[str]) -> dict[str, Any]:
 
 
 @_of_model
-def loss_with_newline(model: Measured, tasks: list[str]) -> dict[str, Any]:
-    """What is lost at the largest P with a newline as the shared prefix minus with none, over episodes."""
-    return {task: lost(model, task, *_between(model, task, "newline")) for task in tasks}
-
-
-@_of_model
 def size_in_segments(model: Measured, tasks: list[str], of: str) -> dict[str, Any]:
     """What the largest P makes of a size without a remedy, over that in full attention, minus 1: of the keys of
     segments' first tokens (key_first) or of later ones (key_later), of the same tokens in both; or of the query's
     logits (logit_mean). Over layers but the first, which knows nothing but its tokens."""
     ratios = {task: model.over_full(task, of) for task in tasks}
     return {task: None if ratio is None else over(list(ratio[1:] - 1)) for task, ratio in ratios.items()}
-
-
-@_of_model
-def loss_with_oracle(model: Measured, tasks: list[str], oracle: str, method: str) -> dict[str, Any]:
-    """What is lost at the largest P with the keys or values of full attention minus with a remedy, over episodes."""
-    return {task: lost(model, task, *_between(model, task, oracle, method)) for task in tasks}
 
 
 @_of_model

@@ -1,4 +1,4 @@
-"""Parallel Context Encoding: tables of performance, remedies and cost, and the figures."""
+"""Parallel Context Encoding: tables of performance and remedies, and the figures."""
 
 from __future__ import annotations
 
@@ -119,22 +119,6 @@ def table_lengths(results: Results) -> pd.DataFrame:
             found = parallel.correlation_text(parallel.correlation(model, task))
             rows.append({"task, tokens": f"{TITLES[task]}, {full[0]['tokens']:,}"} | cells | {"r": found})
     return pd.DataFrame(rows)
-
-
-def table_cost(results: Results) -> pd.DataFrame:
-    """Time and memory of encoding the context, against full attention at the same length."""
-    rows = results.json(parallel.COST).get("rows", ())
-    whole = {row["tokens"]: row for row in rows if row["segments"] == 1}
-    return pd.DataFrame(
-        {
-            "tokens": str(row["tokens"]),
-            "P": str(row["segments"]),
-            "query-key pairs, of full": f"{row['attention_pairs'] / whole[row['tokens']]['attention_pairs']:.3f}",
-            "processor time, s": f"{row['cpu_s']:.1f} ({row['cpu_s'] / whole[row['tokens']]['cpu_s']:.2f} of full)",
-            "memory, MiB": f"{row['peak_bytes'] / 2**20:.0f}",
-        }
-        for row in rows
-    )
 
 
 # Figures --------------------------------------------------------------------------------------------------------------

@@ -103,7 +103,7 @@ def published_minutes(results: Results) -> Figure:
     axes.fill_between(ends, [1, 1], ends, color=show.GRID, alpha=0.6, linewidth=0)
     for number, marker in zip(COST_TABLES, "osD^", strict=True):
         table = load("aero").tables[number]
-        least = [costs.published_bound(table, row.name).overlapped for row in table.rows]
+        least = [costs.least_minutes(table, row.name) for row in table.rows]
         printed = [row.cells["latency"].value for row in table.rows]
         # Orange: impossible on the published network.
         colours = ["#d55e00" if one < bound else "#0072b2" for bound, one in zip(least, printed, strict=True)]

@@ -14,7 +14,7 @@ import pandas as pd
 from aero.published import load
 from aero.records import read_csv
 from aero.report import costs
-from aero.report.costs import COST_TABLES, GB, OPTIMISED, PROGRAMS, STOCK
+from aero.report.costs import GB, OPTIMISED, PROGRAMS, STOCK
 from aero.report.results import Results
 from aero.two_party.cost import ledger
 from aero.two_party.program.optimizations import AS_PUBLISHED, OPTIMIZATIONS, TUNED, on_its_own, toggled
@@ -86,8 +86,7 @@ def _columns(results: Results, number: str) -> pd.DataFrame:
     base = fitted.get((number, table.rows[0].name))
     for row in table.rows:
         fit, found = fitted.get((number, row.name)), costs.audit(results, table, row.name, "bytes")
-        saving, bound = row.cells.get("savings_communication"), costs.published_bound(table, row.name)
-        printed = row.cells["latency"].value
+        saving = row.cells.get("savings_communication")
         line = {
             ROW: row.name,
             "GB, paper": row.cells["communication"].text,
@@ -98,9 +97,9 @@ def _columns(results: Results, number: str) -> pd.DataFrame:
             "stock SPU": text(found.as_written, 3, "x"),
             "stock SPU, cheap GELU in the baseline": text(found.one_gelu, 3, "x"),
             "optimised": text(found.tuned, 3, "x"),
-            "min, paper": f"{printed:.2f}",
-            "least min for the paper's GB": text(bound.overlapped),
-            "Mbit/s that the paper's min need": text(bound.needed_mbit(printed)),
+            "min, paper": f"{row.cells['latency'].value:.2f}",
+            "least min for the paper's GB": text(costs.least_minutes(table, row.name)),
+            "Mbit/s that the paper's min need": text(costs.needed_mbit(table, row.name)),
         }
         for program in PROGRAMS:
             words, cost = PROGRAM_NAMES[program], costs.row_costs(results, table, row.name).get(program)
@@ -168,41 +167,23 @@ def figure_15(results: Results) -> pd.DataFrame:
     return pd.DataFrame(lines)
 
 
-def optimised_over_stock(results: Results) -> pd.DataFrame:
-    """Range over AERO's own rows of what the optimised program needs, relative to stock SPU and to the paper."""
-    lines = []
-    for number in COST_TABLES:
-        table = load("aero").tables[number]
-        rows = [row for row in table.rows[2:] if not row.name.startswith("SOTA")]
-        pairs = [(row.cells["communication"].value, costs.row_costs(results, table, row.name)) for row in rows]
-        found = [(printed, of[STOCK], of[OPTIMISED]) for printed, of in pairs if len(of) == 2]
-        ratios = {
-            "GB / paper": [own.bytes / GB / printed for printed, _, own in found],
-            "GB / stock SPU": [own.bytes / stock.bytes for _, stock, own in found],
-            "computing / stock SPU": [
-                own.seconds / stock.seconds for _, stock, own in found if own.seconds and stock.seconds
-            ],
-        }
-        line = {"AERO table": number, "context": table.dimensions["context"]}
-        lines.append(line | {k: f"{min(v):.2f} to {max(v):.2f}" if v else MISSING for k, v in ratios.items()})
-    return pd.DataFrame(lines)
-
-
 def communication_fit(results: Results) -> pd.DataFrame:
-    """The best fits of the published bytes, and the best with one choice changed: largest residual of all rows."""
+    """The best fits of the published bytes, and the best with one choice changed: largest residual of all rows.
+
+    Choices are named as in the file of fits.
+    """
     by_rank = {int(line["rank"]): line for line in reversed(read_csv(results.root / costs.FITS))}
     lines, best = [], []
     for rank, line in sorted(by_rank.items()):
         chosen = line["configuration"].split("; ")
         best = best or chosen
-        differs = [(costs.IN_PLACE_OF.get(new, old), new) for old, new in zip(best, chosen, strict=True) if old != new]
+        differs = [(old, new) for old, new in zip(best, chosen, strict=True) if old != new]
         if len(differs) < 2 or rank < 5:
-            sides = zip(*differs, strict=True) if differs else (["nothing changed"], [""])
-            fitted, instead = ("; ".join(costs.CHOICES_IN_WORDS.get(one, one) for one in side) for side in sides)
+            fitted, instead = zip(*differs, strict=True) if differs else (["nothing changed"], [""])
             lines.append(
                 {
-                    "in the best fit": fitted,
-                    "instead": instead,
+                    "in the best fit": "; ".join(fitted),
+                    "instead": "; ".join(instead),
                     "largest residual, %": text(float(line["largest_percent"])),
                     "rank": rank,
                 }
@@ -293,19 +274,6 @@ def trained_passes(results: Results) -> pd.DataFrame:
     )
 
 
-def held_out_prompts(results: Results) -> pd.DataFrame:
-    """Answers on held-out prompts of models trained here: largest logit error and top token against PyTorch."""
-    return pd.DataFrame(
-        {
-            ROW: line["architecture"],
-            "program": _program(line["program"]),
-            "same top token": f"{line['same_top_token']} of {line['prompts']}",
-            "largest logit error": text(float(line["max_logit_error"]), 2),
-        }
-        for line in sorted(_held_out(results), key=lambda line: line["architecture"])
-    )
-
-
 def largest_logit_errors(results: Results) -> dict[str, float]:
     """The largest difference of a logit from PyTorch's, by program, on held-out prompts and (`..._at_size`) in complete
     passes at GPT-2's size; NaN where none was measured."""
@@ -339,20 +307,38 @@ ABLATED = ("SM+LN+G", "SM+ScFuFFN")
 
 
 def ablation(results: Results) -> pd.DataFrame:
-    """Relative GB of every optimization alone (over stock SPU) and left out (over optimised), in per cent."""
-    found = {
+    """What each optimization does; relative bytes with it alone (over stock SPU) and left out (over optimised); the
+    largest logit error of a pass with it alone, and those of whole programs."""
+    sent = {
         (line["architecture"], line["program"]): float(line["bytes"])
         for path in (OUTSIDE, "results/two_party/savings.csv")
         for line in read_csv(results.root / path)
     }
+    errors = {
+        (line["architecture"], line["program"]): float(line["max_logit_error"])
+        for line in read_csv(results.root / ABLATION_ERRORS)
+        if (line["scale"], line["tokens"]) == ("laptop", "16")
+    }
+
+    def change(row: str, program: str, base: str) -> str:
+        ratio = sent.get((row, program), math.nan) / sent.get((row, base), math.nan)
+        return MISSING if math.isnan(ratio) else f"{100 * (ratio - 1):+.1f} %"
+
+    # The others are exact but for the fixed point.
+    approximate = {"segmented_gelu", "gelu_by_squares", "split_exponential", "bounded_reciprocals", "bounded_logits"}
+    programs = {"none (stock SPU)": STOCK, **{name: on_its_own(name) for name in OPTIMIZATIONS}}
+    programs["all (optimised)"] = OPTIMISED
+    if outside := read_csv(results.root / OUTSIDE):
+        programs[_program(outside[-1]["program"])] = outside[-1]["program"]
     lines = []
-    for name in OPTIMIZATIONS:
-        line, added = {"optimization": name.replace("_", " ")}, "" if name in TUNED else " (added)"
+    for name, program in programs.items():
+        what = OPTIMIZATIONS.get(name, "").partition(" (")[0] + ("; approximated" if name in approximate else "")
+        one = name in OPTIMIZATIONS
+        added = " (added)" if one and name not in TUNED else ""
+        line = {"optimization": name.replace("_", " ") + added, "what it does": what}
         for row in ABLATED:
-            for how, program, base in (("alone", on_its_own(name), STOCK), ("left out", toggled(name), OPTIMISED)):
-                change = found.get((row, program), math.nan) / found.get((row, base), math.nan) - 1
-                mark = added if how == "left out" else ""
-                line[f"{row}: {how}"] = MISSING if math.isnan(change) else f"{100 * change:+.1f} %{mark}"
+            both = f"{change(row, program, STOCK)} / {change(row, toggled(name), OPTIMISED)}" if one else MISSING
+            line |= {f"{row}: bytes": both, f"{row}: logit error": text(errors.get((row, program)), 2)}
         lines.append(line)
     return pd.DataFrame(lines)
 
@@ -378,39 +364,6 @@ def outside_tuned(results: Results, alone: bool = True) -> pd.DataFrame:
             rounds += f" ({cost['rounds_without_maxima']:,.0f})"
         cells.setdefault(program, {})[row] = f"{sent}, {rounds}, {times}"
     return pd.DataFrame({"program": _program(program), **found} for program, found in cells.items())
-
-
-def row_maxima(results: Results) -> pd.DataFrame:
-    """How far apart, in nats, the maxima of rows of one head's logits lie: the largest of all layers and heads."""
-    names = {"all_positions": "among all rows", "one_position": "among rows at one position"}
-    lines = pd.DataFrame(read_csv(results.root / "results/two_party/row_maxima.csv")).astype(
-        dict.fromkeys(names, float)
-    )
-    largest = lines.groupby(["run", "prompts", "tokens"], sort=False)[list(names)].max()
-    return largest.map(text).reset_index().rename(columns=names)
-
-
-def function_changes(results: Results) -> pd.DataFrame:
-    """What each optimization does, and the largest logit error of a pass with it alone beside stock SPU's."""
-    errors = {
-        (line["architecture"], line["program"]): float(line["max_logit_error"])
-        for line in read_csv(results.root / ABLATION_ERRORS)
-        if (line["scale"], line["tokens"]) == ("laptop", "16")
-    }
-    # The others are exact but for the fixed point.
-    approximate = {"segmented_gelu", "gelu_by_squares", "split_exponential", "bounded_reciprocals", "bounded_logits"}
-    programs = {"none (stock SPU)": (STOCK, "")}
-    for name, what in OPTIMIZATIONS.items():
-        mark = "; approximated" if name in approximate else ""
-        programs[name.replace("_", " ")] = (on_its_own(name), what.partition(" (")[0] + mark)
-    programs["all (optimised)"] = (OPTIMISED, "")
-    if outside := read_csv(results.root / OUTSIDE):
-        programs[_program(outside[-1]["program"])] = (outside[-1]["program"], "")
-    return pd.DataFrame(
-        {"optimization": name, "what it does": what}
-        | {f"{row}: logit error": text(errors.get((row, program)), 2) for row in ABLATED}
-        for name, (program, what) in programs.items()
-    )
 
 
 def latency_model(results: Results) -> pd.DataFrame:

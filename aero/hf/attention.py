@@ -120,11 +120,11 @@ class Rows:
     """Result of one attention module: entropies (B, H, T), number of visible keys (B, T), `token_positions` (B or 1, T)
     and which queries are no padding (B, T). None where not known."""
 
-    module: nn.Module | None
+    module: nn.Module
     entropies: Tensor
     seen: Tensor
-    positions: Tensor | None = None
-    real: Tensor | None = None
+    positions: Tensor
+    real: Tensor | None
 
 
 recorded_rows: ContextVar[list[Rows] | None] = ContextVar("recorded_rows", default=None)
@@ -221,7 +221,7 @@ class NotSwitched(ValueError):
 
     def __init__(self, model: nn.Module) -> None:
         super().__init__(
-            f"the attention of {type(model).__name__} does not go through transformers' attention interface or changes "
-            "its mask, so its entropies are not known in training; use GPT-2, GPT-NeoX, Llama, Mistral, Qwen2 or most "
-            "newer models"
+            f"{type(model).__name__} has no attention, or one that bypasses transformers' attention interface or "
+            "changes its mask, so its entropies are not known; use GPT-2, GPT-NeoX, Llama, Mistral, Qwen2 or most newer "
+            "models"
         )

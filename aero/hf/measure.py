@@ -1,15 +1,12 @@
 """Attention entropy of Hugging Face's causal language models.
 
-Models whose attention goes through transformers' interface are measured with `aero.hf.attention`, in memory O(T).
-Others (GPT-J, GPT-Neo, Falcon, MPT, Bloom, XGLM, CodeGen, ...) are measured from the weights that they return with
-`output_attentions=True`, one sequence at a time, in memory O(T^2): L x H x T x T numbers.
+They are measured with `aero.hf.attention`, in memory O(T), so their attention must go through transformers' interface.
 
 Shapes: L layers with attention, B sequences, H heads, T positions.
 """
 
 from __future__ import annotations
 
-import contextlib
 import inspect
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Set
@@ -62,13 +59,11 @@ def _check_regularizer_loaded(model: PreTrainedModel) -> None:
         )
 
 
-def run(
-    model: PreTrainedModel, ids: Tensor, switched: bool = False, **others: Tensor | None
-) -> tuple[list[Rows], Tensor]:
+def run(model: PreTrainedModel, ids: Tensor, **others: Tensor | None) -> tuple[list[Rows], Tensor]:
     """The rows of every attention layer on `ids` (B, T), and which tokens are real, (B, T) bool.
 
-    switched: allow only our own attention function; ValueError if the model cannot use it. others: `attention_mask`,
-    `token_type_ids`, `position_ids`; these may pack documents into rows, each is then a row of the result.
+    others: `attention_mask`, `token_type_ids`, `position_ids`; these may pack documents into rows, each is then a row
+    of the result.
     """
     name = type(model).__name__
     if model.main_input_name != "input_ids":
@@ -87,43 +82,33 @@ def run(
     real = given.get("attention_mask", torch.ones_like(given["input_ids"])).bool()
     if "attention_mask" in given and "position_ids" in taken:  # positions count from the first real token
         given.setdefault("position_ids", (real.cumsum(-1) - 1).clamp_min(0))
-    rows = _rows(model, given | {"use_cache": False}, real, switched)
+    rows = _rows(model, given | {"use_cache": False}, device)
     if not rows:
-        raise ValueError(
-            f"{name} does not expose its attention weights, or has none: neither through transformers' attention "
-            "interface nor with output_attentions=True"
-        )
+        raise NotSwitched(model)
     if len({row.entropies.shape for row in rows}) > 1:
         raise ValueError(f"the layers of {name} differ in their number of heads: not supported")
     return rows, real
 
 
-def _rows(model: PreTrainedModel, given: dict[str, Any], real: Tensor, switched: bool) -> list[Rows]:
-    """The rows of every attention layer in evaluation mode; from the weights that the model returns if need be."""
+def _rows(model: PreTrainedModel, given: dict[str, Any], device: torch.device) -> list[Rows]:
+    """The rows of every attention layer in evaluation mode."""
     training, calls = model.training, Counter()
     hooks = [part.register_forward_pre_hook(lambda part, _: calls.update([part])) for part in model.modules()]
     model.eval()
     try:
-        try:
-            with recording(model) as rows:
-                model.base_model(**given)  # without the vocabulary projection
-        except NotSwitched:
-            if switched:
-                raise
-            rows = []
-        if not rows and not switched:
-            rows = _rows_from_weights(model, given, real)
+        with recording(model) as rows:
+            model.base_model(**given)  # without the vocabulary projection
     finally:
         for hook in hooks:
             hook.remove()
         model.train(training)
     for module, number in Counter(row.module for row in rows).items():
-        if module is not None and number > calls[module]:  # such as the difference of two softmaxes of DiffLlama
+        if number > calls[module]:  # such as the difference of two softmaxes of DiffLlama
             raise ValueError(
                 f"{type(module).__name__} combines {number} attentions in each layer: there is no one entropy of a head"
             )
     # Layers may be on several devices.
-    return [replace(row, entropies=row.entropies.to(real.device), seen=row.seen.to(real.device)) for row in rows]
+    return [replace(row, entropies=row.entropies.to(device), seen=row.seen.to(device)) for row in rows]
 
 
 def _checked(others: Mapping[str, Tensor | None], ids: Tensor, taken: Set[str], name: str) -> dict[str, Tensor]:
@@ -192,78 +177,3 @@ def check_padding(mask: object, ids: Tensor | None) -> None:
             raise ValueError(f"the attention mask {tuple(mask.shape)} does not fit ids of shape {tuple(ids.shape)}")
     if mask.ndim == 2 and mask.dtype != torch.bool and not bool(((mask == 0) | (mask == 1)).all()):
         raise ValueError("the attention mask must be 1 where a token is real and 0 where it is padding")
-
-
-def _rows_from_weights(model: PreTrainedModel, given: dict[str, Any], real: Tensor) -> list[Rows]:
-    """The rows of every layer, entropies in float32; empty if the model returns no attention weights.
-
-    given: the arguments of `model.base_model`, with `input_ids` (B, T). real: (B, T) bool, False for padding.
-    Raises ValueError if the weights are not those of causal attention: rows that sum to 1, with nothing on later tokens
-    or on padding.
-    """
-    parameters = inspect.signature(model.base_model.forward).parameters
-    if not any(name == "output_attentions" or p.kind is p.VAR_KEYWORD for name, p in parameters.items()):
-        return []
-    sequences = []
-    with _eager(model):
-        for index in range(len(real)):
-            alone = {k: v[index : index + 1] if isinstance(v, Tensor) else v for k, v in given.items()}
-            attentions = getattr(model.base_model(**alone, output_attentions=True), "attentions", None)
-            weights = [p for p in attentions or () if p is not None]
-            sequences.append([_row_entropies(model, p, real[index : index + 1]) for p in weights])
-    layers = enumerate(zip(*sequences, strict=True))
-    return [Rows(None, torch.cat(entropies), _visible_keys(model, layer, real)) for layer, entropies in layers]
-
-
-def _row_entropies(model: PreTrainedModel, p: Tensor, real: Tensor) -> Tensor:
-    """-sum p log p of the weights p (1, H, T, T) of one sequence: (1, H, T), 0 in the rows of padding."""
-    tokens = real.shape[-1]
-    if p.ndim != 4 or p.shape[0] != 1 or p.shape[-2:] != (tokens, tokens):
-        raise _no_weights(model, f"shape {tuple(p.shape)} is not (sequences, heads, {tokens}, {tokens})")
-    if bool((p < 0).any()):
-        raise _no_weights(model, "some are negative")
-    p = p.masked_fill(~real[:, None, :, None], 0.0)
-    # A row with logits that are not finite is NaN, and so is its entropy.
-    visible = real[:, None, None, :] & torch.ones(tokens, tokens, dtype=torch.bool, device=p.device).tril()
-    if bool(p.masked_fill(visible, 0.0).nan_to_num().any()):
-        raise _no_weights(model, "they reach later tokens or padding")
-    off = (p.float().sum(-1) - real[:, None].float()).abs()
-    if bool((off > 1e-3 + 8 * torch.finfo(p.dtype).eps).any()):
-        raise _no_weights(model, "a row does not sum to 1")
-    p = p.float()
-    return -torch.special.xlogy(p, p).sum(-1)
-
-
-def _visible_keys(model: PreTrainedModel, layer: int, real: Tensor) -> Tensor:
-    """Number of keys that each query sees, (B, T): the real ones up to it, in GPT-Neo's local layers in a window."""
-    counts = real.cumsum(-1)
-    config = model.config
-    kinds = getattr(config, "attention_layers", None)
-    if config.model_type == "gpt_neo" and kinds[layer] == "local" and config.window_size < counts.shape[-1]:
-        before = torch.nn.functional.pad(counts, (config.window_size, 0))[..., : counts.shape[-1]]
-        counts = counts - before
-    return counts
-
-
-@contextlib.contextmanager
-def _eager(model: PreTrainedModel) -> Iterator[None]:
-    """Inside, every part of `model` uses the attention implementation that returns its weights.
-
-    `set_attn_implementation` refuses these families, but some (Falcon) read the configuration in each forward pass.
-    """
-    configs = {id(part.config): part.config for part in model.modules() if isinstance(part, PreTrainedModel)}
-    before = {key: config._attn_implementation for key, config in configs.items()}
-    for config in configs.values():
-        config._attn_implementation = "eager"
-    try:
-        yield
-    finally:
-        for key, config in configs.items():
-            config._attn_implementation = before[key]
-
-
-def _no_weights(model: PreTrainedModel, why: str) -> ValueError:
-    return ValueError(
-        f"the attention weights of {type(model).__name__} are not those of causal attention: {why}; if it is a causal "
-        'model, load it with attn_implementation="eager"'
-    )

@@ -109,7 +109,7 @@ class EntropyRegularizer:
         ):
             if not possible:
                 raise ValueError(f"{name} {value!r} must be {words}")
-        rows, _ = run(model, torch.zeros(1, 1, dtype=torch.long), switched=True)
+        rows, _ = run(model, torch.zeros(1, 1, dtype=torch.long))
         heads = rows[0].entropies.shape[1]
         thresholds = torch.full((len(rows), heads), float(threshold_init), device=model.device)
         model.reg_threshold_weights = Learned(thresholds)

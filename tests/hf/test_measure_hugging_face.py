@@ -211,7 +211,7 @@ def test_models_that_cannot_be_measured():
             "decoder_attention_heads": 2, "encoder_ffn_dim": 64, "decoder_ffn_dim": 64}  # fmt: skip
     sizes = {"hidden_size": 32, "num_hidden_layers": 1, "num_attention_heads": 2, "intermediate_size": 64}
     for model, message in (
-        (MambaForCausalLM(MambaConfig(vocab_size=67, hidden_size=32, num_hidden_layers=2)), "does not expose"),
+        (MambaForCausalLM(MambaConfig(vocab_size=67, hidden_size=32, num_hidden_layers=2)), "has no attention, or"),
         (BartForConditionalGeneration(BartConfig(**bart)), "has an encoder and a decoder"),
         (ViTModel(ViTConfig(**sizes, image_size=32)), "takes no token ids"),
         (AutoModelForCausalLM.from_config(Gemma2Config(**GROUPED, attn_logit_softcapping=50.0)), "softcap"),

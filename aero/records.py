@@ -285,12 +285,11 @@ def finite(value: float) -> float | None:
     return value if math.isfinite(value) else None
 
 
-def csv_text(names: Sequence[str], rows: Iterable[Row], header: bool = True) -> str:
+def csv_text(names: Sequence[str], rows: Iterable[Row]) -> str:
     """CSV with the columns `names`; None and missing keys are empty cells."""
     text = io.StringIO()
     writer = csv.DictWriter(text, names, restval="", lineterminator="\n")
-    if header:
-        writer.writeheader()
+    writer.writeheader()
     writer.writerows(rows)
     return text.getvalue()
 

@@ -48,14 +48,6 @@ def test_runs_of_a_table_and_by_name(capsys: pytest.CaptureFixture[str]) -> None
     assert [line.split()[0] for line in named[: named.index("")]] == ["run", "sm-ln-g", "sm-g"]
 
 
-def test_a_table_without_rows_lists_the_runs_of_the_table_about_the_same_models(
-    capsys: pytest.CaptureFixture[str],
-) -> None:
-    cli.main(["runs", "--table", "entropy_guided/2"])
-    lines, note = capsys.readouterr()
-    assert lines == output(capsys, "--table", "aero/4") and "aero/table4" in note
-
-
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [

@@ -11,7 +11,6 @@ from collections import Counter
 from collections.abc import Sequence
 from typing import Any
 
-from aero import published
 from aero.architecture import parse
 from aero.config import MEASURED, Parameters, load
 from aero.errors import UserError
@@ -59,29 +58,17 @@ def _named(parameters: Parameters, name: str) -> list[str]:
 
 
 def _runs_of(parameters: Parameters, place: str) -> list[str]:
-    """Runs of a table or figure in the order of params.yaml; those of another table, with a note, if its rows are lost
-    in the sources but it is about the same models. UserError with the nearest known place if no run is for it.
-    """
+    """Runs of a table or figure, in the order of params.yaml. UserError with the nearest known place if it has none."""
     places = {
         name: {"/".join(row.split("/")[:2]) for row in (*run.rows, *run.figures)}
         for name, run in parameters.runs.items()
     }
-    lost = {
-        f"{paper}/table{number}": table
-        for paper in published.known_papers()
-        for number, table in published.load(paper).tables.items()
-        if table.same_models
-    }
     known = set().union(*places.values())
-    if place not in known and (table := lost.get(place)):
-        note = f"note: {place} itself names no run ({table.note}); these are the runs of {table.same_models}"
-        print(note, file=sys.stderr)
-        place = table.same_models
     if names := [name for name in parameters.runs if place in places[name]]:
         return names
-    near = difflib.get_close_matches(place.lower().replace(" ", ""), sorted(known | lost.keys()), n=1)
+    near = difflib.get_close_matches(place.lower().replace(" ", ""), sorted(known), n=1)
     hint = f"did you mean {near[0]}? " if near else ""
-    raise UserError(f"no run is for {place}; {hint}known: {', '.join(sorted(known | lost.keys()))}")
+    raise UserError(f"no run is for {place}; {hint}known: {', '.join(sorted(known))}")
 
 
 def _entry(parameters: Parameters, name: str, scales: Sequence[str], found: Found) -> dict[str, Any]:

@@ -222,6 +222,6 @@ class NotSwitched(ValueError):
     def __init__(self, model: nn.Module) -> None:
         super().__init__(
             f"{type(model).__name__} has no attention, or one that bypasses transformers' attention interface or "
-            "changes its mask, so its entropies are not known; use GPT-2, GPT-NeoX, Llama, Mistral, Qwen2 or most newer "
-            "models"
+            "changes its mask, so its entropies are not known; use GPT-2, GPT-NeoX, Llama, Mistral, Qwen2 or most "
+            "newer models"
         )

@@ -85,8 +85,7 @@ class Row:
 @dataclass(frozen=True)
 class Table:
     """A printed table. paper: its short name. dimensions: what it was measured on. trainings: what differs for each
-    training of a row with several. note: what is lost of the table. same_models: the table with the same models where
-    the rows are lost."""
+    training of a row with several. note: what is lost of the table."""
 
     paper: str
     number: str
@@ -97,7 +96,6 @@ class Table:
     rows: tuple[Row, ...]
     trainings: dict[str, dict[str, Any]] = field(default_factory=dict)
     note: str = ""
-    same_models: str = ""
 
     def setting(self, row: Row, training: str = "") -> dict[str, Any]:
         """What was trained for `row`: the dimensions, the architecture in notation, and gamma where one is printed."""

@@ -16,11 +16,11 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from clear_text import STEP, found_in_memory, occurrences, unprotected
-from middle import wait_until
+from middle import RecordingRelay, wait_until
 
 from aero.two_party.runtime import engine, parties, processes
 from aero.two_party.runtime.addresses import free_address
-from aero.two_party.runtime.parties import CLIENT, SERVER, Relay, Settings, TwoPartyError, run_parties, run_party
+from aero.two_party.runtime.parties import CLIENT, SERVER, Settings, TwoPartyError, run_parties, run_party
 from aero.two_party.runtime.processes import end_with_parent
 from aero.two_party.runtime.profile import check_pair
 
@@ -89,7 +89,7 @@ def session(party, own):
 
 @pytest.fixture(scope="module")
 def run():
-    relay, asked = Relay(record=True), []
+    relay, asked = RecordingRelay(), []
 
     def answer(message):
         asked.append((message, os.getpid()))
@@ -176,7 +176,7 @@ def test_wrong_use_is_refused_before_anything_is_sent(run, what, message):
 
 def test_sessions_share_no_randomness(run):
     """Parties are forked from one process: their shares, keys and ciphertexts must still all differ."""
-    relay = Relay(record=True)
+    relay = RecordingRelay()
     run_parties(relu_of_product, None, None, Settings(), relay=relay)
     one_up, one_down = relay.recorded
     other_up, other_down = run[2].recorded

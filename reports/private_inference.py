@@ -193,7 +193,7 @@ show.table(
     "calls of over a minute. Sources: DyT (arXiv 2503.10622), ReLU attention (2309.08586), sigmoid "
     "attention (2409.04431), ConSmax (2402.10930), squared ReLU (2109.08668).",
     sources=[str(tables.NONLINEARITIES)],
-    command="python -m stages.two_party_all --nonlinearities --folder results/two_party",
+    command="python -m stages.other_nonlinearities --folder results/two_party",
 )
 
 # %% [markdown]

@@ -1,7 +1,6 @@
 """Measure the operations of every row of AERO Tables 4-7 and Figure 15 at their published sizes, and compose the rows.
 
-Given architectures, measure those at the given sizes instead, for `aero cost` (asked_ops.csv). With --nonlinearities,
-measure one call of each function that can replace LayerNorm, softmax and GELU, at GPT-2's size (nonlinearities.csv).
+Given architectures, measure those at the given sizes instead, for `aero cost` (asked_ops.csv).
 
 At GPT-2's published sizes all rows take hours, most of them for T=512. The files are written after every
 group of operations; after an interruption or --minutes, the same command continues.
@@ -21,10 +20,8 @@ from aero.hf.convert import describe
 from aero.records import lock
 from aero.two_party.cost import ledger
 from aero.two_party.cost.counts import OWN, model_config
-from aero.two_party.cost.resume import PrintedRow, Wanted, measure_missing, measure_rows
+from aero.two_party.cost.resume import PrintedRow, measure_rows
 from aero.two_party.program.forward import operations
-from aero.two_party.program.operations import Operation
-from aero.two_party.runtime.settings import Settings
 
 
 def printed_rows(parameters: Parameters) -> list[PrintedRow]:
@@ -63,19 +60,6 @@ def asked_rows(chosen: argparse.Namespace) -> list[PrintedRow]:
     return found
 
 
-def nonlinearities() -> list[Wanted]:
-    """One call of each at the published size of GPT-2 small."""
-    rows = 128
-    size = model_config(parse("SM+LN+G"), "gpt2", rows)
-    states, gain, hidden = (rows, size.width), (size.width,), (rows, size.ffn_width)
-    logits = (size.heads, rows, rows)
-    shapes = {"layer_norm": (states, gain, gain), "rms_norm": (states, gain), "consmax": (logits, (size.heads, 1, 1))}
-    shapes |= dict.fromkeys(("dyt", "hard_tanh_dyt"), (states, (), gain, gain))
-    shapes |= dict.fromkeys(("softmax_plain", "relu_attention", "sigmoid_attention"), (logits,))
-    shapes |= dict.fromkeys(("gelu_plain", "silu", "relu", "squared_relu"), (hidden,))
-    return [Wanted(Operation(kind, of), "gpt2", rows) for kind, of in shapes.items()]
-
-
 def rounds_runs(parameters: Parameters, wanted: bool = True) -> int:
     """Repetitions of the measurement of rounds, 0 for none."""
     return 0 if not wanted else 1 if parameters.active.two_party == OWN else 3
@@ -93,7 +77,6 @@ def main(arguments: list[str]) -> None:
     )
     parser.add_argument("--context", type=int, default=128, help="of ARCHITECTURE: tokens, T (default 128)")
     parser.add_argument("--program", default="tuned", help="of ARCHITECTURE: private program (default tuned)")
-    parser.add_argument("--nonlinearities", action="store_true", help="measure replacements; about ten minutes")
     for name in CHANGEABLE:
         parser.add_argument(f"--{name}", type=int, help="overrides the family's published value")
     chosen = parser.parse_args(arguments)
@@ -105,10 +88,6 @@ def main(arguments: list[str]) -> None:
     if asked := chosen.architectures or Path(chosen.model).is_dir():
         rows, programs = asked_rows(chosen), [chosen.program]
         ops_file, rows_file = chosen.folder / "asked_ops.csv", None
-    if chosen.nonlinearities:
-        path, settings = chosen.folder / "nonlinearities.csv", Settings(**parameters.two_party.settings())
-        measure_missing(nonlinearities(), path, settings, rounds_runs=3, repeats={128: 3})
-        return
     with lock(ops_file, f"adding to {ops_file}"):
         if asked and ops_file.exists():
             options["others"] = ledger.read(ops_file, ledger.Measurement)

@@ -6,6 +6,8 @@ from pathlib import Path
 
 import numpy as np
 
+from aero.two_party.program import bounded
+
 STEP = 2.0**-18  # of fixed point at 18 fraction bits
 AT_ONCE = 1 << 16  # small, so that much that is all zeros, which is slow to search, can be left out
 
@@ -93,3 +95,8 @@ def _resident(pid):
             span = [int(edge, 16) for edge in first.split("-")] if rest[0].startswith("rw") else None
         elif first == "Rss:" and rest[0] != "0" and span is not None:
             yield span
+
+
+def reciprocal_error(most):
+    """Largest relative error of `bounded.reciprocal`, but for fixed point."""
+    return 1 / bounded._chebyshev(1 / bounded._buckets(most)[2])

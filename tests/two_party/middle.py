@@ -7,6 +7,9 @@ import socket
 import threading
 import time
 from collections.abc import Callable
+from types import SimpleNamespace
+
+from aero.two_party.runtime.relay import Relay, _Line
 
 
 def wait_until(condition: Callable[[], object], within_s: float = 5.0) -> bool:
@@ -35,6 +38,33 @@ class Echo:
         with connection, contextlib.suppress(OSError):
             while data := connection.recv(1 << 16):
                 connection.sendall(data)
+
+
+class RecordingRelay(Relay):
+    """A relay that keeps all bytes that pass."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._lines = (_RecordingLine(self), _RecordingLine(self))
+
+    @property
+    def recorded(self) -> tuple[bytes, bytes]:
+        """(client to server, server to client)"""
+        return bytes(self._lines[0].record), bytes(self._lines[1].record)
+
+
+class _RecordingLine(_Line):
+    def __init__(self, relay: Relay) -> None:
+        super().__init__(relay)
+        self.record = bytearray()
+
+    async def read(self, reader, to) -> None:
+        async def read(size):
+            data = await reader.read(size)
+            self.record += data
+            return data
+
+        await super().read(SimpleNamespace(read=read), to)
 
 
 class Middle:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
+from clear_text import reciprocal_error
 
 from aero.two_party.program.bounded import (
     LARGEST,
@@ -11,7 +12,6 @@ from aero.two_party.program.bounded import (
     RECIPROCAL_ROOT_ERROR,
     node_widths,
     reciprocal,
-    reciprocal_error,
     reciprocal_root,
     wide_maximum,
 )

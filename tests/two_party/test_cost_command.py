@@ -231,7 +231,7 @@ def test_the_answer_needs_few_calls_and_no_slow_library(project: Path) -> None:
         (["SM", "--network", "\u0663,5"], "unknown network"),
         (["SM+R", "--context", "1024"], "lies outside what was measured, the nearest is 512x"),
         (["SM+R", "--program", "fast"], "unknown program"),
-        (["--pareto", "--program", "tuned-one_qk"], "unknown optimization .one_qk.; did you mean one_qkv"),
+        (["--pareto", "--program", "tuned-one_qk"], "unknown optimization .one_qk.; did you mean .one_qkv."),
         (["SM+R", "--program", "as_published"], "use as_written"),
         (["SM", "--out", "a.svg"], "--out belongs to --pareto"),
         (["--pareto", "--out", "a.gif"], "must end in .svg or .png"),

@@ -6,16 +6,17 @@ import multiprocessing
 import pickle
 import re
 import sys
+from functools import partial
 
 import numpy as np
 import pytest
 from clear_text import STEP, found_in_memory, large_runs, near, occurrences, unprotected
 from made_models import random_model, torch_logits
+from middle import RecordingRelay
 
 from aero import checkpoint
 from aero.two_party.program.weights import weight_arrays
 from aero.two_party.runtime import parties
-from aero.two_party.runtime.relay import Relay
 from aero.two_party.runtime.settings import NAMES, Settings
 from aero.two_party.serving.answer import Sampling, weights_sha256
 from aero.two_party.serving.handshake import Description
@@ -63,7 +64,7 @@ class Session:
 
     def __init__(self, model, path, description, prompt, patch, search_memory, new=NEW):
         self.given, self.memory = {}, {}
-        relay, give = Relay(record=True), parties._give
+        relay, give = RecordingRelay(), parties._give
 
         def recording_give(connection, message):
             self.given[NAMES[pickle.loads(message)[0]]] = bytes(message)
@@ -88,7 +89,8 @@ class Session:
         settings = Settings(receive_timeout_s=300)
         question = (prompt, new, Sampling(VOCABULARY), settings, on_control)
         published = Published(path, description, "", weights_sha256(model))
-        self.answered = ask_here(published, *question, relay=relay)
+        patch.setattr("aero.two_party.serving.session.run_parties", partial(parties.run_parties, relay=relay))
+        self.answered = ask_here(published, *question)
         self.to_server, self.to_client = relay.recorded
 
 

@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 from clear_text import STEP, occurrences, unprotected
 from made_models import random_model, torch_logits
+from middle import RecordingRelay
 
 from aero.architecture import parse
 from aero.model import ModelConfig
@@ -20,7 +21,6 @@ from aero.two_party.program.inputs import one_hot_rows
 from aero.two_party.program.operations import Operation
 from aero.two_party.program.weights import within_budget
 from aero.two_party.runtime.parties import run_parties
-from aero.two_party.runtime.relay import Relay
 from aero.two_party.runtime.settings import CLIENT, SERVER, Settings
 
 RING = 1 << 64
@@ -241,7 +241,7 @@ def lookup_task(who, given):
 def looked_up(request):
     ids = np.random.default_rng(3).integers(0, LARGE, TOKENS)
     tables = [table_of(LARGE, WIDTH, seed) for seed in (4, 5)]
-    relay = Relay(record=True)
+    relay = RecordingRelay()
     given = {"ids": ids, "constants": request.param}
     held = given | dict(zip(("tables", "others"), tables, strict=True))
     client, server = run_parties(lookup_task, given, held, Settings(), relay=relay)

@@ -8,13 +8,13 @@ import re
 import numpy as np
 import pytest
 from clear_text import STEP, occurrences, unprotected
+from middle import RecordingRelay
 
 from aero.two_party.lattice import matmul as lattice
 from aero.two_party.lattice import polynomials
 from aero.two_party.lattice.share_steps import STEPS, StepContext
 from aero.two_party.program.operations import Operation
 from aero.two_party.runtime.parties import run_parties
-from aero.two_party.runtime.relay import Relay
 from aero.two_party.runtime.settings import CLIENT, SERVER, Settings
 
 RING = 1 << 64
@@ -285,7 +285,7 @@ def multiplied():
     generator = np.random.default_rng(7)
     x = (3.0 * generator.standard_normal((ROWS, INNER))).astype(np.float32)
     matrices = [(0.3 * generator.standard_normal((INNER, COLUMNS))).astype(np.float32) for _ in range(2)]
-    relay = Relay(record=True)
+    relay = RecordingRelay()
     client, server = run_parties(product_task, {"x": x}, {"matrices": matrices}, Settings(), relay=relay)
     return x, matrices, client, server, [bytes(stream) for stream in relay.recorded]
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from functools import partial
 
 import jax
 import jax.numpy as jnp
@@ -15,6 +14,7 @@ from aero.two_party.program import nonlinear
 from aero.two_party.program.cover import Cover, narrow_levels, tree_levels
 from aero.two_party.program.operations import call
 from aero.two_party.runtime.parties import CLIENT, Settings, run_parties
+from stages import other_nonlinearities
 
 
 def exact_softmax(logits: np.ndarray) -> np.ndarray:
@@ -115,12 +115,12 @@ def alternatives_task(party, logits):
 LOGITS = np.random.default_rng(2).uniform(-6, 6, (2, 16, 16)).astype(np.float32)
 VISIBLE = nonlinear.causal_mask(16, 16)
 ALTERNATIVES = {
-    "DyT": (nonlinear.dyt, ["x", "half", "half", "half"], 0.5 * np.tanh(0.5 * LOGITS) + 0.5),
-    "hard": (partial(nonlinear.dyt, hard=True), ["x", *3 * ["half"]], 0.5 * np.clip(0.5 * LOGITS, -1, 1) + 0.5),
-    "ReLU attention": (nonlinear.relu_attention, ["x"], VISIBLE * np.maximum(LOGITS, 0) / 16),
-    "sigmoid attention": (nonlinear.sigmoid_attention, ["x"], VISIBLE / (1 + 16 * np.exp(-LOGITS))),
-    "ConSmax": (nonlinear.consmax, ["x", "half"], VISIBLE * 0.5 * np.exp(LOGITS)),
-    "squared ReLU": (nonlinear.squared_relu, ["x"], np.maximum(LOGITS, 0) ** 2),
+    "DyT": (other_nonlinearities.dyt, ["x", "half", "half", "half"], 0.5 * np.tanh(0.5 * LOGITS) + 0.5),
+    "hard": (other_nonlinearities.hard_tanh_dyt, ["x", *3 * ["half"]], 0.5 * np.clip(0.5 * LOGITS, -1, 1) + 0.5),
+    "ReLU attention": (other_nonlinearities.relu_attention, ["x"], VISIBLE * np.maximum(LOGITS, 0) / 16),
+    "sigmoid attention": (other_nonlinearities.sigmoid_attention, ["x"], VISIBLE / (1 + 16 * np.exp(-LOGITS))),
+    "ConSmax": (other_nonlinearities.consmax, ["x", "half"], VISIBLE * 0.5 * np.exp(LOGITS)),
+    "squared ReLU": (other_nonlinearities.squared_relu, ["x"], np.maximum(LOGITS, 0) ** 2),
     "bounded": (
         lambda x: nonlinear.bounded_exponentials(0.9 * x),
         ["x"],

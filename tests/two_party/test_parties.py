@@ -16,11 +16,11 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from clear_text import STEP, found_in_memory, occurrences, unprotected
-from middle import wait_until
+from middle import RecordingRelay, wait_until
 
 from aero.two_party.runtime import engine, parties, processes
 from aero.two_party.runtime.addresses import free_address
-from aero.two_party.runtime.parties import CLIENT, SERVER, Relay, Settings, TwoPartyError, run_parties, run_party
+from aero.two_party.runtime.parties import CLIENT, SERVER, Settings, TwoPartyError, run_parties, run_party
 from aero.two_party.runtime.processes import end_with_parent
 from aero.two_party.runtime.profile import check_pair
 
@@ -71,7 +71,7 @@ def session(party, own):
         out[name] = party.reveal(name, to=CLIENT)
     out["sum at the server"] = party.reveal("sum", to=SERVER)
     out["compiled"] = len(party._engine.compiled)
-    out["donated"] = refusal(lambda: party.run(relu, ["y"], ["z"]))
+    out["donated"] = "y" not in party._held
     out["outputs"] = refusal(lambda: party.run(sum_and_count, ["x", "x"], ["only one"]))
     out["owner"] = refusal(lambda: party.put("a", None, (1,), owner=CLIENT, from_rank=SERVER))
     one = np.ones(2, np.float32)
@@ -89,7 +89,7 @@ def session(party, own):
 
 @pytest.fixture(scope="module")
 def run():
-    relay, asked = Relay(record=True), []
+    relay, asked = RecordingRelay(), []
 
     def answer(message):
         asked.append((message, os.getpid()))
@@ -151,6 +151,7 @@ def test_no_plaintext_on_the_link(run):
 
 def test_each_party_is_a_process_that_ends(run):
     client, server, _, asked = run
+    assert client["donated"] and server["donated"]
     assert len({client["pid"], server["pid"], os.getpid()}) == 3
     assert not multiprocessing.active_children()
     assert not any(Path(f"/proc/{side['pid']}").exists() for side in (client, server))
@@ -161,7 +162,6 @@ def test_each_party_is_a_process_that_ends(run):
 @pytest.mark.parametrize(
     "what, message",
     [
-        ("donated", "y: no such variable"),
         ("outputs", "gives 2 arrays, but 1 outputs are named"),
         ("owner", "only that one may own it"),
         ("shape", "both parties agreed on float32"),
@@ -176,7 +176,7 @@ def test_wrong_use_is_refused_before_anything_is_sent(run, what, message):
 
 def test_sessions_share_no_randomness(run):
     """Parties are forked from one process: their shares, keys and ciphertexts must still all differ."""
-    relay = Relay(record=True)
+    relay = RecordingRelay()
     run_parties(relu_of_product, None, None, Settings(), relay=relay)
     one_up, one_down = relay.recorded
     other_up, other_down = run[2].recorded

@@ -9,7 +9,7 @@ import time
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
-from middle import Echo
+from middle import Echo, RecordingRelay
 
 from aero.two_party.runtime.relay import Relay
 from aero.two_party.runtime.settings import CLIENT, SERVER
@@ -51,7 +51,7 @@ def round_trip(door, data):
 
 
 def test_bytes_pass_unchanged_and_are_recorded_by_direction(echoes):
-    relay = Relay(record=True)
+    relay = RecordingRelay()
     doors = relay.open([echo.address for echo in echoes])
     data = os.urandom(3_000_000)
     assert round_trip(doors[SERVER], data)[1] == data

@@ -6,9 +6,10 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from clear_text import STEP, large_runs, near
+from clear_text import STEP, large_runs, near, reciprocal_error
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from middle import RecordingRelay
 
 from aero.two_party.lattice import share_steps as shares
 from aero.two_party.lattice.matmul import PACKED, PairLayout, SquaresLayout
@@ -18,13 +19,11 @@ from aero.two_party.program import nonlinear
 from aero.two_party.program.bounded import (
     RECIPROCAL_ROOT_ERROR,
     reciprocal,
-    reciprocal_error,
     reciprocal_root,
     wide_maximum,
 )
 from aero.two_party.program.plan import Segment, ShareStep, plan
 from aero.two_party.runtime.parties import run_parties
-from aero.two_party.runtime.relay import Relay
 from aero.two_party.runtime.settings import CLIENT, SERVER, Settings
 
 BITS = 18
@@ -223,7 +222,7 @@ def session():
         "one sign": np.random.default_rng(2).normal(0, 10, 4096).astype(np.float32),
         "functions": None,
     }
-    relay = Relay(record=True)
+    relay = RecordingRelay()
     client, server = run_parties(every_task, given, None, Settings(), relay=relay)
     return {name: (given[name], client[name], server[name]) for name in TASKS} | {"link": relay.recorded}
 

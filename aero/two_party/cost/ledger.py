@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 from pydantic import AfterValidator, BeforeValidator, Field, TypeAdapter, ValidationError
 
-from aero.errors import cut, got, text_of
+from aero.errors import cut, first_error, text_of
 from aero.records import csv_text, write_text
 
 if TYPE_CHECKING:  # reading results needs no JAX
@@ -159,8 +159,7 @@ def read(path: Path, kind: type[Any]) -> list[Any]:
                 raise ValueError(f"bytes is {row.bytes:.0f}, not the sum of bytes_client and bytes_server")
             rows[name] = row
         except ValueError as error:
-            found = error.errors()[0] if isinstance(error, ValidationError) else None
-            reason = f"{found['loc'][0]}: {found['msg']}{got(found['input'])}" if found else error
+            reason = first_error(error) if isinstance(error, ValidationError) else error
             raise ValueError(f"{path}, line {lines.line_num}: {reason}; measure again") from None
     return list(rows.values())
 

@@ -66,10 +66,11 @@ def _beats(smaller: dict[tuple[int, int], Array], i: int, j: int) -> Array:
 
 
 def reciprocal(x: Array, most: float) -> Array:
-    """1 / x for x in [LEAST, most], within `reciprocal_error(most)` of its value and a few units of fixed point.
+    """1 / x for x in [LEAST, most], within 1 / T_4(1 / e) of its value and a few units of fixed point.
 
     Public thresholds, all compared at once, give w = s y near s / x for one of a few y. With E = s - x w = s (1 - x y),
-    w (s + E) (s^2 (1 - e^2) + E^2) is the minimax cubic in 1 - x y, which is at most e in size.
+    w (s + E) (s^2 (1 - e^2) + E^2) is the minimax cubic in 1 - x y, which is at most e in size: 1 - x times it is
+    T_4(z) / T_4(1 / e).
     """
     buckets = _buckets(most)
     return _inverted(x, negative(x - _first_axis(buckets[0], x.ndim)), buckets)
@@ -130,11 +131,6 @@ def _buckets(most: float, least: float = LEAST, bucket: float = BUCKET) -> tuple
 def _chebyshev(x: float) -> float:
     """T_4(x)."""
     return 2 * (2 * x * x - 1) ** 2 - 1
-
-
-def reciprocal_error(most: float) -> float:
-    """Largest relative error of `reciprocal`, but for fixed point: 1 - x times the cubic is T_4(z) / T_4(1 / e)."""
-    return 1 / _chebyshev(1 / _buckets(most)[2])
 
 
 def reciprocal_root(x: Array, least: float, factor: float = 1.0) -> Array:

@@ -316,37 +316,6 @@ def rms_normalise(x: Array, eps: float = 1e-5, narrow: bool = False, tiles: bool
     return row_tiles(x, inverse, lattice) if tiles else x * inverse
 
 
-def dyt(x: Array, alpha: Array, weight: Array, bias: Array, hard: bool = False) -> Array:
-    """Dynamic Tanh (arXiv 2503.10622) in place of LayerNorm: tanh(alpha x) with gain and bias; hard: clipped to +-1."""
-    scaled = alpha * x
-    return (jnp.clip(scaled, -1.0, 1.0) if hard else jnp.tanh(scaled)) * weight + bias
-
-
-def attention_weights(logits: Array, function: Callable[[Array], Array], factor: float | Array = 1.0) -> Array:
-    """Causal attention weights factor * function(logits) of (H, rows, columns), without a sum over the row."""
-    return jnp.where(causal_mask(*logits.shape[-2:]), function(logits) * factor, 0.0)
-
-
-def relu_attention(logits: Array) -> Array:
-    """relu(z) / T (arXiv 2309.08586)."""
-    return attention_weights(logits, relu, 1.0 / logits.shape[-1])
-
-
-def sigmoid_attention(logits: Array) -> Array:
-    """sigmoid(z - log T) (arXiv 2409.04431)."""
-    return attention_weights(logits - math.log(logits.shape[-1]), jax.nn.sigmoid)
-
-
-def consmax(logits: Array, factor: Array) -> Array:
-    """ConSmax at inference (arXiv 2402.10930): C e^z, the server's C (H, 1, 1) being e^-beta / gamma of each head."""
-    return attention_weights(logits, jnp.exp, factor)
-
-
-def squared_relu(x: Array) -> Array:
-    """relu(x)^2 (arXiv 2109.08668)."""
-    return jnp.square(relu(x))
-
-
 def relu(x: Array, narrow: bool = False) -> Array:
     """max(x, 0)."""
     return jnp.where(negative(x), 0.0, x) if narrow else jnp.maximum(x, 0.0)

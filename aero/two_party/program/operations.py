@@ -156,15 +156,8 @@ KINDS: dict[str, Kind] = {
     "gelu_squares": Kind(nonlinear.gelu_squares, ("secret",)),
     "relu": Kind(nonlinear.relu, ("secret",)),
     "leaky_relu": Kind(nonlinear.leaky_relu, ("secret", "server")),
-    # Of no program: the exponentials of a softmax without its maxima, and what other papers put in place of LayerNorm,
-    # softmax and GELU.
+    # Of no program: the exponentials of a softmax without its maxima.
     "split_exponential": Kind(nonlinear.split_exponential, ("secret",)),
-    "dyt": Kind(nonlinear.dyt, ("secret", "server", "server", "server")),
-    "hard_tanh_dyt": Kind(partial(nonlinear.dyt, hard=True), ("secret", "server", "server", "server")),
-    "relu_attention": Kind(nonlinear.relu_attention, ("secret",)),
-    "sigmoid_attention": Kind(nonlinear.sigmoid_attention, ("secret",)),
-    "consmax": Kind(nonlinear.consmax, ("secret", "server")),
-    "squared_relu": Kind(nonlinear.squared_relu, ("secret",)),
 }
 
 SHARED = "_shared"

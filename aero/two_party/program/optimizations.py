@@ -9,11 +9,11 @@ basis of the residual stream is undone.
 
 from __future__ import annotations
 
-import difflib
 import re
 from collections.abc import Iterable
 
 from aero.architecture import Architecture
+from aero.errors import known
 
 Optimizations = frozenset[str]
 
@@ -83,11 +83,7 @@ def parse_program(program: str) -> tuple[Optimizations, tuple[int, ...]]:
         )
     found = set() if match[1] == "as_written" else set(TUNED)
     for sign, name in re.findall(r"([+-])([a-z_]+)", match[2]):
-        if name not in OPTIMIZATIONS:
-            near = difflib.get_close_matches(name[:100], OPTIMIZATIONS, n=1)
-            hint = f"did you mean {near[0]}?" if near else f"known: {', '.join(OPTIMIZATIONS)}"
-            raise ValueError(f"unknown optimization {name[:100]!r}; {hint}")
-        (found.add if sign == "+" else found.discard)(name)
+        (found.add if sign == "+" else found.discard)(known("optimization", name, OPTIMIZATIONS))
     found -= {name for name, other in NEEDS.items() if other not in found}
     return frozenset(found), tuple(int(n) for n in match[3].split(",")) if match[3] else ()
 

@@ -125,11 +125,8 @@ class Party:
         again, not a new lambda. The first runs of a pair pay for set-up (keys, oblivious transfers), and now and then
         a run pays for a new stock of those. A function with steps on shares (`aero.two_party.lattice.share_steps`)
         takes several runs of SPU; `before_part` is called before each of its parts, with the names of the part's inputs
-        and the bytes so far. ValueError for an unknown input or a wrong number of outputs.
+        and the bytes so far. ValueError for a wrong number of outputs.
         """
-        missing = [name for name in (*inputs, *donate) if name not in self._held]
-        if missing:
-            raise ValueError(f"{', '.join(missing)}: no such variable at the {self.name}; put it first")
         plan = self._plan(function, inputs, outputs)
         if plan is None:
             profile = self._run_on_spu(function, inputs, outputs)
@@ -168,8 +165,6 @@ class Party:
 
     def reveal(self, name: str, to: int) -> np.ndarray | None:
         """The values of `name` at the party of rank `to`, None at the other, which sends its share and gets nothing."""
-        if name not in self._held:
-            raise ValueError(f"{name}: no such variable at the {self.name}")
         shape, dtype, _ = self._held[name]
         own = self._engine.runtime.get_var(name)
         if self.rank != to:
@@ -179,9 +174,8 @@ class Party:
         return self._engine.io.reconstruct([own, other] if self.rank == CLIENT else [other, own])
 
     def drop(self, name: str) -> None:
-        """Free the variable; ValueError if there is none."""
-        if self._held.pop(name, None) is None:
-            raise ValueError(f"{name}: no such variable at the {self.name}")
+        """Free the variable."""
+        del self._held[name]
         self._forget(name)
         self._engine.runtime.del_var(name)
 
@@ -244,9 +238,6 @@ class Party:
         step, name = STEPS[part.step], part.inputs[-1]
         if step.prepare is None:
             return None
-        for each in part.inputs if step.in_the_clear else (name,):
-            if each not in self._clear:
-                raise ValueError(f"{each}: no party has it in the clear, as the step {part.step} needs it")
         key = part.step, name
         if key not in self._prepared:
             context = self._step_context(StepMessages(self._channel, part.step), [])

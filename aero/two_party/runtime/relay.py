@@ -32,19 +32,13 @@ class Relay:
     Both may be changed while running.
     """
 
-    def __init__(self, *, record: bool = False) -> None:
-        """record: keep all bytes that pass, in `recorded`."""
-        self.delay_s, self._record = 0.0, record
+    def __init__(self) -> None:
+        self.delay_s = 0.0
         self.bandwidth_bytes: float | None = None
         self._lines = (_Line(self), _Line(self))
         # epoll, asyncio's default, waits whole milliseconds; short delays and high rates need select.
         self._loop = asyncio.SelectorEventLoop(selectors.SelectSelector())
         self._thread = threading.Thread(target=self._loop.run_forever, name="aero-relay", daemon=True)
-
-    @property
-    def recorded(self) -> tuple[bytes, bytes]:
-        """With `record`: the bytes of the run, (client to server, server to client)."""
-        return bytes(self._lines[0].record), bytes(self._lines[1].record)
 
     def open(self, targets: Sequence[str]) -> tuple[str, str]:
         """Start relaying to the addresses where the (client, server) listen; returns the addresses to dial instead."""
@@ -111,7 +105,6 @@ class _Line:
         self._relay = relay
         self._queue: asyncio.Queue[tuple[float, asyncio.StreamWriter, bytes]] = asyncio.Queue(QUEUE_PIECES)
         self._free_at = self._last_due = 0.0
-        self.record = bytearray()
 
     async def read(self, reader: asyncio.StreamReader, to: asyncio.StreamWriter) -> None:
         """Queue what comes from one connection; an empty piece is its end."""
@@ -121,8 +114,6 @@ class _Line:
                 data = await reader.read(PIECE_BYTES)
             except OSError:
                 data = b""
-            if self._relay._record:
-                self.record += data
             # Due times are computed, so late wake-ups do not add up.
             self._free_at = max(self._free_at, clock())
             if self._relay.bandwidth_bytes is not None:

@@ -19,7 +19,6 @@ from aero.two_party.program.end_to_end import UNBOUNDED
 from aero.two_party.runtime.addresses import free_address
 from aero.two_party.runtime.parties import Task, run_parties, run_party
 from aero.two_party.runtime.processes import ready, renew
-from aero.two_party.runtime.relay import Relay
 from aero.two_party.runtime.settings import CLIENT, SERVER, Settings, TwoPartyError
 from aero.two_party.serving.answer import Cost, Sampling, answer_task
 from aero.two_party.serving.handshake import PROTOCOL, Description, check_lengths, version_mismatch, versions
@@ -73,7 +72,6 @@ def ask_here(
     settings: Settings,
     on_control: OnControl,
     cached: bool = True,
-    relay: Relay | None = None,
 ) -> Answered:
     """Ask a checkpoint with a client and a server process on this machine.
 
@@ -90,7 +88,6 @@ def ask_here(
         common | {"ids": list(ids), "sampling": sampling},
         common | published.of_server,
         settings,
-        relay=relay,
         on_control=on_control,
     )
     for ours, theirs in zip([client["setup"], *client["costs"]], [server["setup"], *server["costs"]], strict=True):

@@ -88,7 +88,7 @@ show.table(
 # 3. How much of the saving is the baseline's GELU?
 #    [Saving in communication](#aero-table-4-saving-in-communication)
 # 4. Are the published minutes possible on the published network?
-#    [Published minutes](#published-minutes-against-published-bytes)
+#    [Minutes on the published network](#aero-table-4-minutes-on-the-published-network)
 # 5. How far are private logits from PyTorch's? [Complete passes](#complete-passes-of-models-trained-here)
 # 6. What does dropping LayerNorm and GELU cost in perplexity? [Perplexity](#what-it-costs-in-perplexity)
 # 7. Does the entropy regulariser help with LayerNorm, and without?

@@ -229,13 +229,6 @@ show.prose(
 )
 
 # %%
-show.figure(
-    figures.published_minutes(results),
-    "Published minutes against published bytes",
-    "All rows of AERO Tables 4 to 7. Orange: impossible at 100 Mbit/s even with both directions always busy.",
-)
-
-# %%
 show.table(
     tables.minutes(results, "4"),
     "AERO Table 4, minutes on the published network",

@@ -51,7 +51,7 @@ def test_runs_of_a_table_and_by_name(capsys: pytest.CaptureFixture[str]) -> None
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (["--table", "aero/44"], "did you mean aero/table4?"),
+        (["--table", "aero/44"], "did you mean 'aero/table4'?"),
         (["--scale", "lap"], "did you mean 'laptop'?"),
         (["smlng"], "did you mean 'sm-ln-g'?"),
         (["sm-g", "--table", "aero/4"], "aero/table4 has none of sm-g"),

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import argparse
 import contextlib
-import difflib
 import json
 import sys
 from collections import Counter
@@ -13,7 +12,7 @@ from typing import Any
 
 from aero.architecture import parse
 from aero.config import MEASURED, Parameters, load
-from aero.errors import UserError
+from aero.errors import UserError, known
 from aero.training import catalogue
 from aero.training.catalogue import Found
 
@@ -63,12 +62,8 @@ def _runs_of(parameters: Parameters, place: str) -> list[str]:
         name: {"/".join(row.split("/")[:2]) for row in (*run.rows, *run.figures)}
         for name, run in parameters.runs.items()
     }
-    known = set().union(*places.values())
-    if names := [name for name in parameters.runs if place in places[name]]:
-        return names
-    near = difflib.get_close_matches(place.lower().replace(" ", ""), sorted(known), n=1)
-    hint = f"did you mean {near[0]}? " if near else ""
-    raise UserError(f"no run is for {place}; {hint}known: {', '.join(sorted(known))}")
+    known("table or figure", place, sorted(set().union(*places.values())))
+    return [name for name in parameters.runs if place in places[name]]
 
 
 def _entry(parameters: Parameters, name: str, scales: Sequence[str], found: Found) -> dict[str, Any]:

@@ -156,45 +156,34 @@ def control(results: Results, run: str) -> str | None:
     return next((name for name in same if runs[name].overrides == own.overrides), same[0] if same else None)
 
 
-@dataclass(frozen=True)
-class GateValues:
-    """Of a control: perplexity, that of the best n-gram model of its tokens, and its share of heads in the middle half
-    of the entropy range; means over seeds."""
-
-    perplexity: float
-    best: float
-    heads: float
-
-    @property
-    def passes(self) -> bool:
-        """A perplexity below 95 % of the n-gram model's, and half of the heads in the middle half."""
-        return self.perplexity < 0.95 * self.best and self.heads >= 0.5
-
-
-def gate_values(results: Results, control: str) -> GateValues | None:
-    """None if it was not trained, or no n-gram models of its tokens were counted."""
+def gate_values(results: Results, control: str) -> tuple[float, float, float] | None:
+    """Of a control, means over seeds: perplexity, that of the best n-gram model of its tokens, and the share of heads
+    in the middle half of the entropy range. None if it was not trained, or no n-gram models were counted."""
     seeds = results.seeds(control)
     best = min(_ngrams_of(results, seeds[0]).values(), default=None) if seeds else None
     if best is None:
         return None
     heads = results.share_of_heads(control, (1, 2), "causal_bound")
-    return GateValues(fmean(one.perplexity for one in seeds), best, fmean(heads.values()) if heads else 0.0)
+    return fmean(one.perplexity for one in seeds), best, fmean(heads.values()) if heads else 0.0
 
 
 def gate(results: Results, run: str) -> str:
-    """Why the control of a run fails the gate at the results' scale; "" if it passes."""
+    """Why the control of a run fails the gate at the results' scale; "" if it passes.
+
+    It passes with a perplexity below 95 % of the best n-gram model's and half of its heads in the middle half of the
+    entropy range.
+    """
     name = control(results, run)
     if not name or not results.seeds(name):
         return f"the control of {run} ({name or CONTROL}) has not been trained"
-    found = gate_values(results, name)
-    if found is None:
+    if (found := gate_values(results, name)) is None:
         return f"no n-gram models of the tokens of {name} have been counted at scale {results.scale}"
-    if found.passes:
+    perplexity, best, heads = found
+    if perplexity < 0.95 * best and heads >= 0.5:
         return ""
     return (
-        f"the control {name} fails the gate at scale {results.scale}: perplexity {found.perplexity:.2f}, "
-        f"n-grams of the same tokens {found.best:.2f}; {found.heads:.0%} of its heads in the middle half of the "
-        "entropy range"
+        f"the control {name} fails the gate at scale {results.scale}: perplexity {perplexity:.2f}, "
+        f"n-grams of the same tokens {best:.2f}; {heads:.0%} of its heads in the middle half of the entropy range"
     )
 
 

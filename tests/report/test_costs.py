@@ -41,7 +41,6 @@ TABLES = [
 FIGURES = [
     *(partial(private_inference.by_part, quantity=quantity) for quantity in ("bytes", "seconds")),
     private_inference.minutes_by_part,
-    private_inference.published_minutes,
     private_inference.pareto,
 ]
 

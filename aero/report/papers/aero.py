@@ -89,7 +89,7 @@ NGRAM_LINE = {"color": show.MUTED, "linewidth": 0.9, "linestyle": ":"}
 def ngram_line(results: Results, draw: Callable[..., object], **parts: Any) -> None:
     """Draw a line at the perplexity of the best n-gram model of SM+LN+G's tokens, over that of SM+LN+G."""
     if (found := gate_values(results, "sm-ln-g")) is not None:
-        draw(found.best / found.perplexity, **NGRAM_LINE, **parts)
+        draw(found[1] / found[0], **NGRAM_LINE, **parts)
 
 
 def figure_1(results: Results) -> Figure:
@@ -143,8 +143,8 @@ def figure_3b(results: Results) -> Figure:
         ends.extend(mean.iloc[-1:])
     if not ends:
         return show.not_measured()
-    if (best := gate_values(results, "sm-ln-g")) is not None:
-        axes.axhline(math.log(best.best), label=NGRAM, **NGRAM_LINE)
+    if (found := gate_values(results, "sm-ln-g")) is not None:
+        axes.axhline(math.log(found[1]), label=NGRAM, **NGRAM_LINE)
     # The worst run (SM) would stretch the axis.
     axes.set(ylim=(min(ends) - 0.1, sorted(ends)[-2:][0] + 0.5), xlabel="training step", ylabel="loss, nats")
     axes.grid(axis="y")
@@ -261,7 +261,7 @@ def known(results: Results) -> dict[str, str]:
         numbers[name] = f"{sum(every)} of {len(every)}"
     pruned, found = change(desk, "sm-scfuffni-6", "sm-ln-g").estimate, gate_values(desk, "sm-ln-g")
     numbers["pruned"] = f"{pruned.text(0, signed=True)} %" if pruned else "not measured"
-    gate_of = (text(found.perplexity), text(found.best), f"{found.heads:.0%}") if found else ("not measured",) * 3
+    gate_of = (text(found[0]), text(found[1]), f"{found[2]:.0%}") if found else ("not measured",) * 3
     return numbers | dict(zip(("perplexity", "best", "heads"), gate_of, strict=True))
 
 

@@ -16,7 +16,7 @@ from aero.architecture import parse
 from aero.published import PEERS, load
 from aero.records import read_csv
 from aero.report import costs, show
-from aero.report.costs import COST_TABLES, GB, OPTIMISED, PROGRAMS, STOCK
+from aero.report.costs import GB, OPTIMISED, PROGRAMS, STOCK
 from aero.report.papers.private_tables import HEADLINE, OUTSIDE, PROGRAM_NAMES, ROW, gigabytes, text
 from aero.report.results import Results
 from aero.report.statistics import CONTROL, trained
@@ -92,30 +92,6 @@ def _stacked(
     axes.set(xlim=(0, ends.max() * 1.08), xlabel=label)
     axes.legend(ncols=len(colours) + bool(printed), loc="lower left", bbox_to_anchor=(-0.35, 1), frameon=False,
                 handlelength=1, columnspacing=1)  # fmt: skip
-    return figure
-
-
-def published_minutes(results: Results) -> Figure:
-    """Published minutes of all rows of Tables 4-7 over the least time that the published bytes need."""
-    figure, axes = show.subplots(height=2.5, layout=None)
-    ends = [3.0, 130.0]
-    axes.plot(ends, ends, color=show.INK, linewidth=1)
-    axes.fill_between(ends, [1, 1], ends, color=show.GRID, alpha=0.6, linewidth=0)
-    for number, marker in zip(COST_TABLES, "osD^", strict=True):
-        table = load("aero").tables[number]
-        least = [costs.least_minutes(table, row.name) for row in table.rows]
-        printed = [row.cells["latency"].value for row in table.rows]
-        # Orange: impossible on the published network.
-        colours = ["#d55e00" if one < bound else "#0072b2" for bound, one in zip(least, printed, strict=True)]
-        axes.scatter(least, printed, c=colours, marker=marker, s=28, zorder=3,
-                     edgecolors=show.PAPER, linewidths=0.5, label=f"Table {number}")  # fmt: skip
-    axes.set(xscale="log", yscale="log", xlim=ends, ylim=(3, 60))
-    _ticks(axes, (3, 5, 10, 20, 50, 100))
-    axes.set(xlabel="least minutes for the published GB at 100 Mbit/s", ylabel="published minutes")
-    axes.text(40, 4, "impossible on the\npublished network", ha="center", color=show.INK)
-    legend = axes.legend(frameon=False, loc="upper left")
-    for handle in legend.legend_handles:
-        handle.set_facecolor(show.MUTED)
     return figure
 
 

@@ -142,21 +142,6 @@ def _segment(
         found = jax.core.eval_jaxpr(jaxpr, [constant for _, constant in constants], *values)
         return found[0] if len(found) == 1 else found
 
-    key = _computation(jaxpr), *(np.asarray(constant).tobytes() for _, constant in constants)
+    # The text of a jaxpr numbers its variables in order, so equal computations have equal texts.
+    key = str(jaxpr), *(np.asarray(constant).tobytes() for _, constant in constants)
     return functions.setdefault(key, segment), arguments
-
-
-def _computation(jaxpr: Any) -> tuple[Any, ...]:
-    """What a jaxpr computes, whatever its variables are called. Its text says the same, but takes seconds."""
-    numbers: dict[Any, int] = {}
-
-    def read(values: Sequence[Any]) -> tuple[Any, ...]:
-        known = (repr(v.val) if hasattr(v, "val") else numbers.setdefault(v, len(numbers)) for v in values)
-        return tuple(zip((value.aval for value in values), known, strict=True))
-
-    def settings(equation: Any) -> tuple[Any, ...]:
-        return tuple((name, tuple(v) if isinstance(v, list) else v) for name, v in equation.params.items())
-
-    given = read([*jaxpr.constvars, *jaxpr.invars])
-    steps = tuple((e.primitive, read(e.invars), read(e.outvars), settings(e)) for e in jaxpr.eqns)
-    return given, steps, read(jaxpr.outvars)

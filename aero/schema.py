@@ -291,9 +291,23 @@ class DeviceParameters(Strict):
     utilisation: float = Field(gt=0, le=1)
 
 
-class NetworkParameters(Strict):
+class Network(Strict):
+    """A link between the two parties: bandwidth in Mbit/s for each direction, round-trip time in milliseconds."""
+
     bandwidth_mbit: float = Field(gt=0)
     rtt_ms: float = Field(ge=0)
+
+    @property
+    def bytes_per_second(self) -> float:
+        return self.bandwidth_mbit * 1e6 / 8
+
+    def latency_seconds(self, compute: float, wire_bytes: float, rounds: float) -> float:
+        """compute + bytes / bandwidth + rounds x RTT, in seconds; computing and transfer are not overlapped.
+
+        wire_bytes: as `aero.two_party.cost.network` counts them; each direction has the full bandwidth and waits for
+        the other.
+        """
+        return compute + wire_bytes * 8 / (self.bandwidth_mbit * 1e6) + rounds * self.rtt_ms / 1e3
 
 
 class TimeoutParameters(Strict):
@@ -303,7 +317,7 @@ class TimeoutParameters(Strict):
 
 class TwoPartyParameters(Strict):
     programs: tuple[Literal["as_written", "tuned"], ...]
-    networks: dict[str, NetworkParameters]
+    networks: dict[str, Network]
     timeouts: TimeoutParameters
     end_to_end_runs: tuple[str, ...]
     end_to_end_programs: tuple[Literal["as_written", "tuned"], ...]

@@ -36,7 +36,6 @@ from aero.two_party.cost.composition import estimate
 from aero.two_party.cost.cost_model import Operations
 from aero.two_party.cost.counts import published_sizes
 from aero.two_party.cost.measure import measure, measure_rounds
-from aero.two_party.cost.network import Network
 from aero.two_party.lattice.lookup import LEAST_VOCABULARY
 from aero.two_party.program.cover import Cover
 from aero.two_party.program.end_to_end import ask
@@ -117,8 +116,7 @@ def measure_together(parameters: Parameters, context: int) -> None:
     wanted = {one for row, program in pairs for one in operations(parse(row), config, program, context)}
     wanted |= {without_maxima(one) for one in wanted if one.kind == "exponentials"}
     measured = measure_missing(wanted, FOLDER / "outside_tuned_ops.csv", parameters, context, with_rounds=True)
-    named, lines = parameters.two_party.networks["wan"], []
-    wan = Network(named.bandwidth_mbit, named.rtt_ms)
+    wan, lines = parameters.two_party.networks["wan"], []
     for row, program in pairs:
         cost = estimate(parse(row), published_sizes("gpt2", context), program, Operations(measured))
         left = {"bytes": cost.bytes, "rounds": cost.rounds}

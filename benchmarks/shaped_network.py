@@ -36,9 +36,10 @@ from aero.data.batches import evaluation_batches
 from aero.data.tokens import open_tokens
 from aero.errors import run_main
 from aero.model import GPT, ModelConfig
+from aero.schema import Network
 from aero.two_party.cost.ledger import as_json
 from aero.two_party.cost.measure import place, set_up, shrink, warm_up
-from aero.two_party.cost.network import Network, wire_bytes
+from aero.two_party.cost.network import wire_bytes
 from aero.two_party.cost.packing import MATRICES
 from aero.two_party.program.end_to_end import PublicModel, put_prompt, put_weights
 from aero.two_party.program.forward import operations
@@ -300,7 +301,8 @@ def predict_passes() -> None:
             print(f"{name} {line['network']}: not predicted; another program made the pass, measure passes again")
             continue
         refills = refills_of(counts, costs, float(loopback[0]["messages"]))
-        network = Network(float(line["bandwidth_mbit"]), float(line["rtt_ms"])) if line["bandwidth_mbit"] else None
+        link = {key: float(line[key] or 0) for key in ("bandwidth_mbit", "rtt_ms")}
+        network = Network(**link) if line["bandwidth_mbit"] else None
         parts = predict(counts, costs, refills, network)
         seconds, measured = sum(parts.values()), float(line["seconds"])
         line |= {what: round(value, 3) for what, value in parts.items()} | {"predicted": round(seconds, 3)}
@@ -311,7 +313,7 @@ def predict_passes() -> None:
 
 def main(arguments: list[str]) -> None:
     parameters = load()
-    networks = {name: Network(n.bandwidth_mbit, n.rtt_ms) for name, n in parameters.two_party.networks.items()}
+    networks = parameters.two_party.networks
     parser = argparse.ArgumentParser(prog="python -m benchmarks.shaped_network", description=__doc__.splitlines()[0])
     parser.add_argument("what", choices=["operations", "passes", "full_links"])
     parser.add_argument("--runs", nargs="+", default=list(parameters.two_party.end_to_end_runs))

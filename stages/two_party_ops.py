@@ -14,7 +14,6 @@ from aero.errors import run_main
 from aero.two_party.cost import ledger
 from aero.two_party.cost.composition import compose
 from aero.two_party.cost.counts import OWN
-from aero.two_party.cost.network import Network
 from aero.two_party.cost.resume import Wanted, measure_missing, signature, usable
 from aero.two_party.program.forward import operations
 from aero.two_party.program.operations import Operation
@@ -56,14 +55,13 @@ def main(arguments: list[str]) -> None:
         rounds_runs=1 if own else 3,
         repeats={todo[0].context: 1 if own else RUNS},
     )
-    networks = {name: Network(one.bandwidth_mbit, one.rtt_ms) for name, one in two_party.networks.items()}
     config, context = parameters.two_party_model()
     rows = []
     # Without its regulariser, a regularised row and its architecture are the same program.
     for text in dict.fromkeys(parameters.run(run).architecture for run in parameters.active_runs):
         for program in two_party.programs:
             model = parameters.active.two_party
-            rows.append(compose(parse(text), config, model, program, context, done, networks))
+            rows.append(compose(parse(text), config, model, program, context, done, two_party.networks))
     ledger.write(folder / "rows.csv", rows, ledger.Row)
     measured = len(done.keys() - known.keys())
     print(f"{len(rows)} rows of {len(done)} operations, {measured} of them measured now: {folder / 'rows.csv'}")

@@ -16,7 +16,7 @@ from tiny_hugging_face import save_with_tokenizer, tiny
 
 from aero.entropy import entropy_regularization
 from aero.records import read_csv
-from aero.two_party.cost.network import Network
+from aero.schema import Network
 from aero.two_party.program.operations import Operation
 from benchmarks import (
     faults,
@@ -171,7 +171,7 @@ def test_a_latency_is_predicted_from_costs_by_hand():
     one = Operation("relu", ((2, 3),))
     costs = {("relu", "2x3"): shaped_network.Cost("relu", "2x3", 0.5, 1e6, 2.0, 2e6, 10.0)}
     costs["refill", ""] = shaped_network.Cost("refill", "", 1.0, 0.0, 4.0, 266e3, 1281.0)
-    found = shaped_network.predict({one: 3}, costs, 1, Network(100, 80))
+    found = shaped_network.predict({one: 3}, costs, 1, Network(bandwidth_mbit=100, rtt_ms=80))
     assert found == pytest.approx({"compute": 2.5, "transfer": 3e6 / 12.5e6, "rounds": 10 * 0.08})
     assert sum(shaped_network.predict({one: 3}, costs, 1, None).values()) == 2.5
     assert shaped_network.refills_of({one: 3}, costs, 30 + 2 * 1281) == 2

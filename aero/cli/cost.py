@@ -17,10 +17,10 @@ from typing import TYPE_CHECKING, Any
 from aero.architecture import parse
 from aero.errors import UserError, cut
 from aero.families import CHANGEABLE, FAMILIES
-from aero.two_party.cost.network import Network
 
 if TYPE_CHECKING:  # `aero --help` reads this module for its arguments only
     from aero.config import Parameters
+    from aero.schema import Network
     from aero.two_party.cost.composition import PassCost
     from aero.two_party.cost.counts import Sizes
 
@@ -205,9 +205,11 @@ def _program(text: str) -> str:
 
 def _network(parameters: Parameters, text: str) -> Network:
     """A network by its name in params.yaml or as "100,80": Mbit/s and ms."""
+    from aero.schema import Network
+
     known = parameters.two_party.networks
     if text in known:
-        return Network(known[text].bandwidth_mbit, known[text].rtt_ms)
+        return known[text]
     match = re.fullmatch(r"([0-9]{1,20}(?:\.[0-9]{1,20})?),([0-9]{1,20}(?:\.[0-9]{1,20})?)", text)
     rate, delay = map(float, match.groups()) if match else (0.0, 0.0)
     if not 1e-6 <= rate <= 1e9 or delay > 1e9:
@@ -215,7 +217,7 @@ def _network(parameters: Parameters, text: str) -> Network:
         raise UserError(
             f"{what}: {cut(text)!r}; give {', '.join(known)} or Mbit/s (above 0) and ms, such as 100,80, up to 1e9 each"
         )
-    return Network(rate, delay)
+    return Network(bandwidth_mbit=rate, rtt_ms=delay)
 
 
 def _checks(root: Path, program: str) -> dict[str, float | None]:

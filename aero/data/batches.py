@@ -33,14 +33,7 @@ class Batches:
     all chunks from (seed, epoch); those left over after the last full batch of an epoch are dropped.
     """
 
-    def __init__(
-        self,
-        stream: TokenStream,
-        context: int,
-        batch_size: int,
-        seed: int,
-        packing: bool = False,
-    ) -> None:
+    def __init__(self, stream: TokenStream, context: int, batch_size: int, seed: int, packing: bool = False) -> None:
         """ValueError if the stream has fewer chunks of `context` tokens than `batch_size`."""
         self.context, self.batch_size, self.seed = context, batch_size, seed
         self._stream = stream

@@ -18,8 +18,8 @@ from aero.flops import Count, Sizes, count
 from aero.published import Table, fact
 from aero.records import read_csv
 from aero.report.results import Cost, Results
-from aero.schema import RunParameters
-from aero.two_party.cost.network import Network, wire_bytes
+from aero.schema import Network, RunParameters
+from aero.two_party.cost.network import wire_bytes
 from aero.two_party.program.optimizations import AS_PUBLISHED
 
 GB = 1e9
@@ -178,8 +178,7 @@ def operation(path: Path, kind: str, shape: str) -> dict[str, float] | None:
 
 def network(results: Results, name: str) -> Network | None:
     """A network of params.yaml."""
-    found = results.parameters.two_party.networks.get(name)
-    return None if found is None else Network(found.bandwidth_mbit, found.rtt_ms)
+    return results.parameters.two_party.networks.get(name)
 
 
 @dataclass(frozen=True)

@@ -7,7 +7,6 @@ import json
 import math
 import time
 from collections.abc import Sequence
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -50,9 +49,15 @@ def train_run(
         torch.set_num_threads(run.train.threads)
     if unless_done and (metrics := finished_metrics(folder, state_hash, checkpoint)):
         return metrics
-    log = partial(write_log, folder / UNFINISHED, _columns_of(run))
+
+    def log(rows: Sequence[Row]) -> None:
+        write_text(folder / UNFINISHED, csv_text(_columns_of(run), rows))
+
+    config, held_out = run.model_config(tokens.vocabulary), _held_out(run, tokens, run.train.evaluation_tokens)
+    batches = Batches(tokens.train, config.context, run.train.batch_size, run.seed, run.corpus.packing)
+    regularizer = Regularizer(**run.regularized)
     try:
-        training = trainer_of(run, tokens, device)
+        training = Trainer(run.architecture, config, run.train, regularizer, batches, held_out, run.seed, device)
         train(training, folder / STATE, state_hash, run.label, log)
     except torch.OutOfMemoryError as error:
         raise UserError(
@@ -62,14 +67,6 @@ def train_run(
     metrics = finish_run(run, training, tokens, folder, checkpoint)
     (folder / STATE).unlink(missing_ok=True)
     return metrics
-
-
-def trainer_of(run: ResolvedRun, tokens: Tokens, device: str) -> Trainer:
-    """Model, optimiser and data of `run`."""
-    config, settings, regularizer = run.model_config(tokens.vocabulary), run.train, Regularizer(**run.regularized)
-    batches = Batches(tokens.train, config.context, settings.batch_size, run.seed, run.corpus.packing)
-    held_out = _held_out(run, tokens, settings.evaluation_tokens)
-    return Trainer(run.architecture, config, settings, regularizer, batches, held_out, run.seed, device)
 
 
 def finish_run(
@@ -113,11 +110,6 @@ def columns(layers: int, attention: bool = False, slopes: int = 0) -> list[str]:
     measured = ("entropy", "activation", "overflow", *(("norm", "variance") if attention else ()))
     layered = [f"{name}_layer_{i}" for name in measured for i in range(layers)]
     return head + layered + [f"slope_{i}" for i in range(slopes)]
-
-
-def write_log(path: Path, names: Sequence[str], rows: Sequence[Row]) -> None:
-    """Write the log of a running training; a kill leaves the former one."""
-    write_text(path, csv_text(names, rows))
 
 
 def _columns_of(run: ResolvedRun) -> list[str]:

@@ -2,7 +2,6 @@
 
 import math
 import signal
-from functools import partial
 
 import pytest
 import torch
@@ -11,11 +10,11 @@ from aero.architecture import parse
 from aero.checkpoint import read_tensors
 from aero.config import TrainParameters
 from aero.model import GPT, ModelConfig
-from aero.records import csv_text, read_rows
+from aero.records import csv_text, read_rows, write_text
 from aero.training import state
 from aero.training.diagnostics import find_nonfinite, layer_columns
 from aero.training.loop import Regularizer, Trainer, clip_logits, evaluate, next_token_loss, train
-from aero.training.run import columns, write_log
+from aero.training.run import columns
 from aero.training.schedule import learning_rate_factor, make_optimizer, parameter_groups
 
 CONFIG = ModelConfig(vocabulary=32, context=8, layers=2, heads=2, width=16, ffn_width=64, temperature_init=1.0)
@@ -241,6 +240,9 @@ def test_two_signals_end_it_after_the_step_and_lose_none(tmp_path):
 def test_the_log_is_live_and_written_anew_from_the_state(tmp_path):
     path, kept = tmp_path / "log.csv", tmp_path / "state.safetensors"
 
+    def log(rows):
+        write_text(path, csv_text(columns(2), rows))
+
     class Watched(Killed):
         def batch(self, step):
             if step == 8:
@@ -248,9 +250,9 @@ def test_the_log_is_live_and_written_anew_from_the_state(tmp_path):
             return super().batch(step)
 
     with pytest.raises(KeyboardInterrupt):
-        run(source=Watched(10), state_path=kept, state_hash="h", log=partial(write_log, path, columns(2)))
+        run(source=Watched(10), state_path=kept, state_hash="h", log=log)
     assert [row["step"] for row in read_rows(path)] == [1, 3, 6, 9]
-    outcome = run(state_path=kept, state_hash="h", log=partial(write_log, path, columns(2)))
+    outcome = run(state_path=kept, state_hash="h", log=log)
     assert path.read_text() == csv_text(columns(2), outcome.rows)
     assert [row["step"] for row in outcome.rows] == [1, 3, 6, 9, 12]
 

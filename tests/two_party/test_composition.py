@@ -10,15 +10,16 @@ import synthetic_costs
 
 from aero.architecture import parse
 from aero.model import ModelConfig
+from aero.schema import Network
 from aero.two_party.cost.composition import compose, composition_error
 from aero.two_party.cost.cost_model import Operations
 from aero.two_party.cost.ledger import Measurement, Row, by_operation, find, read, session_setup, write
-from aero.two_party.cost.network import BOTH_WAYS_AT_ONCE, Network
+from aero.two_party.cost.network import BOTH_WAYS_AT_ONCE
 from aero.two_party.program.forward import operations
 from aero.two_party.program.operations import Operation
 
 TINY = ModelConfig(vocabulary=512, context=16, layers=3, heads=2, width=32, ffn_width=128)
-NETWORKS = {"wan": Network(100, 80), "lan": Network(1000, 1)}
+NETWORKS = {"wan": Network(bandwidth_mbit=100, rtt_ms=80), "lan": Network(bandwidth_mbit=1000, rtt_ms=1)}
 
 
 def made(operation: Operation, **changes: object) -> Measurement:

@@ -11,6 +11,7 @@ import synthetic_costs
 from aero.architecture import parse
 from aero.errors import UserError
 from aero.records import read_csv
+from aero.schema import Network
 from aero.two_party.cost import composition, cost_model, ledger, packing
 from aero.two_party.cost.composition import estimate
 from aero.two_party.cost.cost_model import (
@@ -22,13 +23,14 @@ from aero.two_party.cost.cost_model import (
 )
 from aero.two_party.cost.counts import counts, published_sizes
 from aero.two_party.cost.measure import measure
-from aero.two_party.cost.network import Network
 from aero.two_party.program.operations import Operation
 from aero.two_party.runtime.settings import Settings
 
 ROOT = Path(__file__).resolve().parents[2]
 VARIANT = "cheetah-FM64-18-exact"
 SIDES = ("bytes_sent_client", "bytes_sent_server")
+
+WAN = Network(bandwidth_mbit=100, rtt_ms=80)
 
 
 def of(rows) -> Operations:
@@ -96,7 +98,7 @@ def test_a_pass_is_the_sum_of_its_operations_and_one_set_up(three):
     saved = sum(needed[key] * min(rows[key].bytes_sent_client, rows[key].bytes_sent_server) for key in crossing)
     assert saved > 0 and cost.wire_bytes == pytest.approx(cost.bytes - saved, rel=1e-12)
     latency = cost.seconds + cost.wire_bytes * 8e-8 + total["rounds"] * 0.08
-    assert cost.latency(Network(100, 80)) == pytest.approx(latency, rel=1e-9)
+    assert cost.latency(WAN) == pytest.approx(latency, rel=1e-9)
 
 
 @pytest.mark.parametrize("program", synthetic_costs.PROGRAMS)
@@ -138,7 +140,7 @@ def test_outside_the_measured_sizes_there_is_no_answer(three):
         estimate(parse("SM+R"), sizes, "tuned", three)
     cost = estimate(parse("SM+R"), sizes, "tuned", three, extrapolate=True)
     assert cost.bytes_error == math.inf and "relu 640x3072" in cost.extrapolated
-    assert cost.rounds_error == cost.latency_error(Network(100, 80)) == math.inf
+    assert cost.rounds_error == cost.latency_error(WAN) == math.inf
     with pytest.raises(UserError, match="no gelu_plain was measured"):
         few = of(synthetic_costs.operations((128, 256), ("SM+R",)))
         estimate(parse("SM+G"), published_sizes("gpt2", 128), "as_written", few)
@@ -177,12 +179,12 @@ def test_errors_of_a_pass_by_hand(monkeypatch):
     assert cost.bytes_error == pytest.approx((2 * 20 + 20) / 440) and cost.wire_error == pytest.approx(52 / 380)
     assert cost.rounds_error == pytest.approx(1 / 22) and cost.seconds_error == pytest.approx(3 / 7)
     # 7 s + 30.4 s + 1.76 s, off by 3 + 4.16 + 0.08
-    assert cost.latency_error(Network(100, 80)) == pytest.approx(7.24 / 39.16)
-    assert cost.latency_error(Network(100, 0)) == pytest.approx(7.16 / 37.4)
+    assert cost.latency_error(WAN) == pytest.approx(7.24 / 39.16)
+    assert cost.latency_error(Network(bandwidth_mbit=100, rtt_ms=0)) == pytest.approx(7.16 / 37.4)
     values, errors = costs["relu"]
     costs["relu"] = (*values[:3], math.nan, values[4]), errors  # rounds not measured
     cost = estimate(parse("SM+R"), published_sizes("gpt2", 128), "tuned", Made())
-    assert math.isnan(cost.rounds) and cost.rounds_error == cost.latency_error(Network(100, 80)) == math.inf
+    assert math.isnan(cost.rounds) and cost.rounds_error == cost.latency_error(WAN) == math.inf
 
 
 def test_rounds_are_bounded_by_their_own_model():
@@ -274,7 +276,7 @@ def test_committed_measurements_answer_for_short_prompts(family, contexts, progr
         for text in ("SM+LN+G", "SM+ScFuFFN"):
             cost = estimate(parse(text), published_sizes(family, context), program, committed)
             assert cost.bytes_error < 0.3 and not cost.extrapolated, (context, text)
-            assert 0 < cost.seconds and not math.isnan(cost.latency(Network(100, 80)))
+            assert 0 < cost.seconds and not math.isnan(cost.latency(WAN))
 
 
 def test_a_measured_row_is_estimated_as_in_its_file():

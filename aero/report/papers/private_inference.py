@@ -9,7 +9,6 @@ from pathlib import Path
 
 import numpy as np
 import pandas as pd
-from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from aero.architecture import parse
@@ -164,17 +163,13 @@ def draw_pareto(found: pd.DataFrame, title: str, label: str) -> Figure:
     axes.grid()
     axes.margins(x=0.12, y=0.08)
     axes.set_xlim(left=found["bytes"].min() / GB / 2.6)
-    _ticks(axes, [digit * 10.0**power for power in range(-1, 4) for digit in (1, 1.5, 2, 2.5, 3, 3.5, 4, 5, 6, 8)])
-    return figure
-
-
-def _ticks(axes: Axes, values: Sequence[float]) -> None:
-    """Those of the values that lie on the axes, as their only ticks."""
+    values = [digit * 10.0**power for power in range(-1, 4) for digit in (1, 1.5, 2, 2.5, 3, 3.5, 4, 5, 6, 8)]
     for axis in (axes.xaxis, axes.yaxis):
         low, high = axis.get_view_interval()
         ticks = [value for value in values if low <= value <= high]
         axis.set_ticks(ticks, [f"{tick:g}" for tick in ticks])
         axis.set_ticks([], minor=True)
+    return figure
 
 
 PROTOCOLS = Path("results/two_party/protocols.csv")

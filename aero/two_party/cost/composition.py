@@ -10,10 +10,11 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from aero.architecture import Architecture
+from aero.schema import Network
 from aero.two_party.cost.cost_model import QUANTITIES, Operations, relative
 from aero.two_party.cost.counts import Sizes, counts
 from aero.two_party.cost.ledger import DetailedRow, Measurement, as_json, find, session_setup
-from aero.two_party.cost.network import Network, wire_bytes
+from aero.two_party.cost.network import wire_bytes
 from aero.two_party.cost.packing import EMBEDDINGS, VOCABULARY_PROJECTIONS
 from aero.two_party.program.optimizations import parse_program
 

@@ -1,8 +1,6 @@
-"""Network model: latency from bytes, rounds and computing time."""
+"""Bytes that take time on a network."""
 
 from __future__ import annotations
-
-from dataclasses import dataclass
 
 BOTH_WAYS_AT_ONCE = frozenset(
     {"softmax_plain", "softmax_cover", "gelu_plain", "gelu_exact", "gelu_segments", "gelu_squares"}
@@ -11,25 +9,6 @@ BOTH_WAYS_AT_ONCE = frozenset(
 )
 """Kinds of operation that mostly multiply two shared tensors (spu 0.9.5, mpc/cheetah/arithmetic.cc, MulAA), measured on
 a link of limited rate in results/two_party/full_links.csv."""
-
-
-@dataclass(frozen=True)
-class Network:
-    """A link between the two parties: bandwidth in Mbit/s for each direction, round-trip time in milliseconds."""
-
-    bandwidth_mbit: float
-    rtt_ms: float
-
-    @property
-    def bytes_per_second(self) -> float:
-        return self.bandwidth_mbit * 1e6 / 8
-
-    def latency_seconds(self, compute: float, wire_bytes: float, rounds: float) -> float:
-        """compute + bytes / bandwidth + rounds x RTT, in seconds; computing and transfer are not overlapped.
-
-        wire_bytes: as the function below counts them; each direction has the full bandwidth and waits for the other.
-        """
-        return compute + wire_bytes * 8 / (self.bandwidth_mbit * 1e6) + rounds * self.rtt_ms / 1e3
 
 
 def wire_bytes(op: str, bytes_client: float, bytes_server: float) -> float:

@@ -27,7 +27,6 @@ from aero.two_party.cost import ledger
 from aero.two_party.cost.composition import compose
 from aero.two_party.cost.ledger import Measurement
 from aero.two_party.cost.measure import measure, measure_rounds, shrink
-from aero.two_party.cost.network import Network
 from aero.two_party.program.forward import operations
 from aero.two_party.program.operations import Operation
 from aero.two_party.runtime.settings import VARIANT, Settings, TwoPartyError
@@ -191,7 +190,6 @@ def measure_rows(
 ) -> None:
     """Measure what `rows` need and `ops_file` lacks, and compose the rows. options: of `measure_missing`."""
     pairs = [(row, program) for row in rows for program in programs if row.programs is None or program in row.programs]
-    networks = {name: Network(one.bandwidth_mbit, one.rtt_ms) for name, one in two_party.networks.items()}
     found: dict[Operation, Wanted] = {}
     for row, program in list(pairs):
         try:
@@ -206,7 +204,7 @@ def measure_rows(
         for row, program in pairs:
             try:
                 sizes = row.config, row.family, program, row.context
-                composed.append(compose(row.architecture, *sizes, done, networks, row.places))
+                composed.append(compose(row.architecture, *sizes, done, two_party.networks, row.places))
             except ValueError:  # an operation that is not measured yet
                 continue
         if rows_file:

@@ -134,9 +134,9 @@ def main(_: list[str]) -> None:
     difference = own + key.decrypt(answer, LAYOUT, LAYOUT.rows) - (judged << np.uint64(SHIFT))
     noise = ((difference << np.uint64(unused)).view(np.int64) >> unused) * 2.0**-RESULT_BITS
     wrong, largest = 2.0 ** (PLAIN_BITS + SHIFT - RESULT_BITS - 1), round(np.abs(noise).max(), 3)
-    lines.append(("matmul: largest difference", largest, 0, f"last bits; an error makes up to {wrong:g}"))
+    lines.append(("matmul: largest difference", largest, 0, f"units of the last bit; a bug makes up to {wrong:g}"))
     both = round(noise.std(), 3), round(matmul.noise_of(values, LAYOUT.wide), 3)
-    lines.append(("matmul: deviation of the noise", *both, "last bits; our formula"))
+    lines.append(("matmul: deviation of the noise", *both, "units of the last bit; our formula"))
     formula = round(math.log2(PACKED * (LAYOUT.wide * np.square(integers).sum(0).max()) ** 0.5), 1)
     lines.append(("matmul: growth of the noise", formula, growth, "bits by our formula; by SEAL"))
     seen, zeros = (views(public, query, key, one) for one in (values, np.zeros_like(values)))

@@ -38,8 +38,8 @@ def headline(results: Results) -> str:
     most = max((abs(fit.residual_percent) for fit in fitted.values()), default=float("nan"))
     return (
         f"{markdown(frame)}\n\n"
-        f"Reproduced: one configuration (SPU 0.9.2b0, tanh GELU, secret-shared weights) gives all {len(fitted)} "
-        f"published rows within {most:.2f} %. {scale(evidence(results))}"
+        f"GB, reproduced: one configuration (SPU 0.9.2b0, tanh GELU, secret-shared weights), which gives all "
+        f"{len(fitted)} published rows within {most:.2f} %; current SPU sends fewer bytes. {scale(evidence(results))}"
     )
 
 
@@ -50,8 +50,8 @@ def scale(results: Results) -> str:
         return f"Trainings: none at scale {results.scale}."
     model, seeds = run.metrics["model"], len(results.seeds("sm-ln-g"))
     return (
-        f"Item 3's small models have {model['layers']} layers, width {model['width']} and T={model['context']} "
-        f"(scale `{results.scale}`); SM+LN+G has {seeds} seed{'s' if seeds > 1 else ''}."
+        f"The small models of finding 3 have {model['layers']} layers, width {model['width']} and T={model['context']} "
+        f"(scale `{results.scale}`); their baseline SM+LN+G has {seeds} seed{'s' if seeds > 1 else ''}."
     )
 
 
@@ -88,9 +88,10 @@ def _pretrained(results: Results) -> tuple[str, str, str, str]:
     return (
         "private next tokens of SmolLM2-135M equal PyTorch's",
         "`benchmarks.pretrained` ([command](docs/private_inference.md#hugging-face-models))",
-        f"about {usual:.0f} minutes per pass of five prompts; `aero ask`: {seconds[0]:.0f} s for a "
-        f"{whole['rows']}-token prompt, then {seconds[1]:.0f} s per token",
-        f"{equal} of {len(prompts)} tokens equal; {gigabytes[0] / GB:.2f} GB, later tokens {gigabytes[1] / GB:.2f}",
+        f"ten passes of five prompts, about {usual:.0f} minutes each; with `aero ask` {seconds[0]:.0f} s for "
+        f"{whole['rows']} tokens, then {seconds[1]:.0f} s a token",
+        f"every token equal (committed: {equal} of {len(prompts)}); with `aero ask` {gigabytes[0] / GB:.2f} GB, then "
+        f"{gigabytes[1] / GB:.2f} GB a token",
     )
 
 

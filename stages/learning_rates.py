@@ -81,8 +81,8 @@ def main(arguments: list[str]) -> None:
     parser.add_argument("--steps", type=int, default=1000, help="steps of each training (default 1000)")
     parser.add_argument("--warmup", type=float, help="fraction of the steps (default: the scale's)")
     parser.add_argument("--accumulation", type=int, help="micro-batches a step (default: the scale's)")
-    parser.add_argument("--seeds", type=int, nargs="+", default=[1337])
-    parser.add_argument("--scale", default="desk")
+    parser.add_argument("--seeds", type=int, nargs="+", default=[1337], help="default: 1337")
+    parser.add_argument("--scale", default="desk", help="scale (default desk)")
     parser.add_argument("--jobs", type=int, default=2, help="trainings at a time (default 2)")
     chosen = parser.parse_args(arguments)
     if records.commit().endswith(records.CHANGES):

@@ -79,7 +79,7 @@ def unlike_the_papers(chosen: Parameters, name: str | None = None) -> list[str]:
 
 def main(arguments: list[str]) -> None:
     parser = argparse.ArgumentParser(prog="python -m stages.tokenize_corpus", description=__doc__.splitlines()[0])
-    parser.add_argument("--corpus", help="a name under `corpora` in params.yaml; default: `corpus`")
+    parser.add_argument("--corpus", help="a name under `corpora` in params.yaml (default: the section `corpus`)")
     parser.add_argument("--scale", help="scale (default: that of params.yaml)")
     asked = parser.parse_args(arguments)
     name, started, active = asked.corpus, time.monotonic(), parameters.load()

@@ -2,7 +2,7 @@
 
 Given architectures, measure those at the given sizes instead, for `aero cost` (asked_ops.csv).
 
-At GPT-2's published sizes all rows take hours, most of them for T=512. The files are written after every
+At GPT-2's published sizes all rows take hours, and T=512 takes most of this time. The files are written after every
 group of operations; after an interruption or --minutes, the same command continues.
 """
 
@@ -68,15 +68,15 @@ def rounds_runs(parameters: Parameters, wanted: bool = True) -> int:
 def main(arguments: list[str]) -> None:
     parser = argparse.ArgumentParser(prog="python -m stages.two_party_all", description=__doc__)
     parser.add_argument("--folder", type=Path, default=Path("runs/two_party"))
-    parser.add_argument("--minutes", type=float, help="stop after about this long, between two sessions")
+    parser.add_argument("--minutes", type=float, help="stop after about this long, between two measurements")
     parser.add_argument("--no-rounds", action="store_true", help="do not measure rounds, which need further sessions")
     parser.add_argument("--no-seconds", action="store_true", help="do not record seconds, for a busy machine")
     parser.add_argument("architectures", nargs="*", help="in the papers' notation; default: every printed row")
     parser.add_argument(
-        "--model", default="gpt2", help="of ARCHITECTURE: family (default gpt2); or a Hugging Face model's folder"
+        "--model", default="gpt2", help="family of the architectures (default gpt2); or a Hugging Face model's folder"
     )
-    parser.add_argument("--context", type=int, default=128, help="of ARCHITECTURE: tokens, T (default 128)")
-    parser.add_argument("--program", default="tuned", help="of ARCHITECTURE: private program (default tuned)")
+    parser.add_argument("--context", type=int, default=128, help="tokens of the architectures, T (default 128)")
+    parser.add_argument("--program", default="tuned", help="private program of the architectures (default tuned)")
     for name in CHANGEABLE:
         parser.add_argument(f"--{name}", type=int, help="overrides the family's published value")
     chosen = parser.parse_args(arguments)

@@ -45,7 +45,7 @@ def add_arguments(cost: argparse.ArgumentParser) -> None:
         add(f"--{name}", type=int, help=f"{what}; overrides the family's published value")
     add("--compare", nargs=2, metavar=("A", "B"), help="compare two architectures")
     add("--pareto", action="store_true", help="plot perplexity against communication, all trained runs")
-    add("--scale", help="scale of the trainings for --pareto (default: desk, or params.yaml's)")
+    add("--scale", help="scale of the trainings for --pareto (default: desk if it has any, else params.yaml's)")
     add("--out", type=Path, help="file for the figure of --pareto, .svg or .png (default pareto.svg)")
     add("--extrapolate", action="store_true", help="extrapolate beyond the measured sizes and mark the answer")
     add("--json", action="store_true", help="print everything as JSON")

@@ -85,7 +85,8 @@ show.prose(
 
 # %% [markdown]
 # Figures and tables with data in `results/laptop` are of scale laptop (width 64, T = 64, a vocabulary of bytes, hence
-# its lower perplexities). That scale shows that the pipeline works; its models are worse than n-gram models.
+# its lower perplexities). That scale shows that the pipeline works; its models are worse than n-gram models. The *first
+# seed* of a run is the first that did not diverge, if there is one.
 
 # %%
 show.table(
@@ -268,7 +269,7 @@ show.figure(
 show.figure(
     aero_entropy.figure_9(desk),
     "Heads per quarter, stabilised and regularised",
-    "Mean over seeds.",
+    "Mean over seeds, also those that diverged.",
     sources=DESK["entropy"],
     published="aero/figure9",
 )
@@ -286,7 +287,7 @@ show.figure(
 show.figure(
     aero.figure_11(desk),
     "Learned scaling of the feed-forward network",
-    "Dots are seeds, bars their mean. Both start at 1 and are still moving at the end of a short training.",
+    "Dots are seeds that trained, bars their mean. Both start at 1 and still move at the end of a short training.",
     sources=DESK["entropy"],
     published="aero/figure11",
 )

@@ -169,8 +169,8 @@ class Results:
         return self.runs.get((scale or self.scale, run), ())
 
     def first(self, run: str) -> Run | None:
-        """The training of `run` with the default seed, else the first."""
-        return min(self.seeds(run), key=lambda one: one.seed != DEFAULT_SEED, default=None)
+        """A training of `run` that did not diverge, if there is one: that with the default seed, else the first."""
+        return min(self.seeds(run), key=lambda one: (one.diverged, one.seed != DEFAULT_SEED), default=None)
 
     def perplexity(self, run: str, scale: str | None = None) -> dict[int, float]:
         """Evaluation perplexity by seed, diverged trainings left out."""

@@ -59,8 +59,10 @@ def test_bars_are_the_fractions_of_heads_and_lines_the_published_ones(full: Resu
 
 
 def test_a_diverged_run_is_marked(full: Results) -> None:
-    titles = [panel.get_title("left") for panel in aero_entropy.figure_12(full).axes]
-    assert "SM (NaN at 180)" in titles
+    marked = {
+        panel.get_title("left"): [one.get_text() for one in panel.texts] for panel in aero_entropy.figure_12(full).axes
+    }
+    assert marked["SM"] == ["NaN at 180"] and not marked["SM+LN+G"]
 
 
 def test_a_figure_is_the_same_text_twice(everything: Results) -> None:

@@ -339,11 +339,12 @@ def figure_4(results: Results) -> Figure:
 
 
 def figure_11(results: Results) -> Figure:
-    """Learned alpha (divides the FFN's output) and beta (scales the residual connection) of each layer; dots: seeds."""
+    """Learned alpha (divides the FFN's output) and beta (scales the residual) of each layer; dots: trained seeds."""
     figure, panels = show.subplots(1, 2, height=1.2)
     for panel, name, sign in zip(panels, ("alpha", "beta"), ("α", "β"), strict=True):
         panel.set_title(sign)
-        found = [values for run in results.seeds("sm-scffn") if (values := learned(run, name)) is not None]
+        runs = (run for run in results.seeds("sm-scffn") if run.seed in trained(results, "sm-scffn"))
+        found = [values for run in runs if (values := learned(run, name)) is not None]
         if not found:
             show.no_data(panel, "not measured")
             continue

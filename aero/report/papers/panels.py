@@ -183,7 +183,7 @@ def layer_lines(panel: Axes, results: Results, run: str, name: str, quantity: st
         panel.plot(lines[column].dropna(), color=DEPTH(depth), linewidth=1.1)
     if (step := results.first(run).diverged_at) is not None:
         panel.axvline(step, color=INK, linewidth=0.8, linestyle=":")
-        panel.set_title(f"{name} (NaN at {step})")
+        panel.text(0.5, 0.5, f"NaN at {step}", ha="center", transform=panel.transAxes, backgroundcolor=PAPER)
     panel.grid(axis="y")
 
 

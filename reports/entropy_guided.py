@@ -8,10 +8,10 @@
 #
 # **What holds here.** EReg(SM(t)+...) has the learned temperature and the penalty. At scale desk (chapter AERO,
 # [differences in perplexity](#differences-in-perplexity-predicted-and-measured)) both together raise the perplexity of
-# models with LayerNorm, against the papers. Without LayerNorm they help SM+R, and their effect on SM+ScFuFFN is smaller
-# than the noise: its temperature raises perplexity, and the penalty lowers it by about as much (two seeds; the third
-# with the temperature alone diverged). The verdicts rest on scale desk. Table 3 is of scale laptop, which decides
-# nothing.
+# models with LayerNorm, against the papers. Without LayerNorm they help SM+R and SM+G, and their effect on SM+ScFuFFN
+# is smaller than the noise: its temperature raises perplexity, and the penalty lowers it by about as much (two seeds;
+# the third with the temperature alone diverged). The verdicts rest on scale desk. Table 3 is of scale laptop, which
+# decides nothing.
 #
 # Most of this paper's tables and figures are in AERO's too, and shown there:
 #

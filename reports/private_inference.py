@@ -143,7 +143,7 @@ show.figure(
     figures.pareto(results),
     "Perplexity against communication",
     "Rows of AERO Table 4: published perplexity; bytes of the optimised program, measured at the same size. No other "
-    "row beats those on the line in both. `aero cost --pareto` draws the models trained here.",
+    "row beats those on the line in both.",
     sources=["results/two_party/all_rows.csv", "results/two_party/rows.csv"],
 )
 

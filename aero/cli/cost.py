@@ -174,7 +174,7 @@ def _pareto(chosen: argparse.Namespace, program: str, root: Path) -> str:
         values = {"model": chosen.model, "context": chosen.context, "program": program, "scale": results.scale}
         listed = [point | {"bytes_error": finite(point["bytes_error"])} for point in found.to_dict("records")]
         return json.dumps(values | {"figure": str(out), "points": listed, "left_out": without}, indent=1)
-    lines = [f"{title}: perplexity at scale {results.scale}, bytes at the published sizes; {out}"]
+    lines = [f"{title}: perplexity at scale {results.scale}, bytes at sizes that only scales gpu and paper have; {out}"]
     width = found["run"].str.len().max()
     for point in found.itertuples():
         seeds = f"{len(point.seeds)} seed{'s' if len(point.seeds) > 1 else ''}"

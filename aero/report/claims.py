@@ -182,8 +182,8 @@ def headline(results: Results) -> dict[str, Any]:
 
     def difference(run: str, against: str) -> str:
         found, published = change(trained, run, against).estimate, printed_changes.get((run, against))
-        shown = "not measured" if found is None else f"{found.text(0, signed=True)} %"
-        return shown if published is None else f"{shown} (paper: {published:+.0f} %)".replace(": -", ": −")
+        shown = "not measured" if found is None else f"{found.text(1, signed=True)} %"
+        return shown if published is None else f"{shown} (paper: {published:+.1f} %)".replace(": -", ": −")
 
     theory = load_theory(results)
     slopes = variance_theory.unequal_slopes(theory.tables["softmax"], "theorem_slope_quadrature") if theory else ()

@@ -168,11 +168,8 @@ def gate_values(results: Results, control: str) -> tuple[float, float, float] | 
 
 
 def gate(results: Results, run: str) -> str:
-    """Why the control of a run fails the gate at the results' scale; "" if it passes.
-
-    It passes with a perplexity below 95 % of the best n-gram model's and half of its heads in the middle half of the
-    entropy range.
-    """
+    """Why the control of a run fails the gate at the results' scale; "" if it passes: with a perplexity below 95 % of
+    the best n-gram model's, and half of its heads in the middle half of the entropy range."""
     name = control(results, run)
     if not name or not results.seeds(name):
         return f"the control of {run} ({name or CONTROL}) has not been trained"

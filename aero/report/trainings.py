@@ -95,6 +95,8 @@ def failures(results: Results, runs: list[str], against: str = "") -> Measuremen
             text.append(f"{name} at {results.scale}: {sum(every)} of {len(every)} trainings failed{overflow}")
     shared = sorted(set.intersection(*map(set, trainings.values())))
     missing = not_run(results, *sides) or ("fewer than two seeds in common" if len(shared) < 2 else "")
+    if against and not any(all(trainings[against][seed]) for seed in shared):
+        missing = missing or f"{against} does not fail in every training of any seed"
     checks: dict[str, bool] = {}
     for run, seed in itertools.product(runs, shared):
         own = trainings[run][seed]
@@ -254,8 +256,8 @@ _STATISTICS = {
 
 
 def _landscapes(results: Results, run: str, statistic: Callable[[NDArray[np.float64]], float]) -> dict[int, float]:
-    """A statistic of the mean entropies (L, H), by seed."""
-    return {r.seed: statistic(r.entropy.mean) for r in results.seeds(run) if r.entropy}
+    """A statistic of the mean entropies (L, H), by seed, failed trainings left out."""
+    return {r.seed: statistic(r.entropy.mean) for r in results.seeds(run) if r.entropy and not failed(results, r)}
 
 
 def landscape_change(results: Results, run: str, base: str, statistic: str) -> Measurement:
@@ -282,11 +284,11 @@ def distribution_shift(results: Results, pairs: dict[str, list[str]]) -> Measure
     paired by seed; over the bound because entropies grow with the context."""
     shifts = {}
     for name, (run, base) in pairs.items():
-        others = {r.seed: r.entropy for r in results.seeds(base) if r.entropy}
+        others = {r.seed: r.entropy for r in results.seeds(base) if r.entropy and not failed(results, r)}
         shifts[name] = {
             r.seed: wasserstein_1(r.entropy.mean, others[r.seed].mean) / r.entropy.maximum["causal_bound"]
             for r in results.seeds(run)
-            if r.entropy and r.seed in others
+            if r.entropy and r.seed in others and not failed(results, r)
         }
     runs = (run for pair in pairs.values() for run in pair)
     return of_trainings(results, runs, shifts, digits=3, unit="of the bound")

@@ -111,10 +111,16 @@ def test_failures(own: tuple[float | None, ...], verdict: str) -> None:
 @pytest.mark.usefixtures("ungated")
 def test_stabilised_models_must_train_where_the_softmax_only_model_fails() -> None:
     claim, normalised = "t4-scaling-rescues-training", {"sm_wnorm_ffn": ONE, "sm_snorm_ffn": ONE}
-    for base, verdict in (((None,) * 3, "reproduced"), ((None, 2, 2), "direction reproduced"), (ONE, "opposite here")):
+    for base, verdict in (
+        ((None,) * 3, "reproduced"),
+        ((None, 2, 2), "direction reproduced"),
+        (ONE, "not testable here"),
+    ):
         assert decide(perplexities(**normalised, sm_scffn=ONE, sm=base), claim).verdict == verdict
     partly = perplexities(**normalised, sm_scffn=(None, 0.5, 0.5), sm=(None,) * 3)
     assert decide(partly, claim).verdict == "direction reproduced"
+    never = perplexities(sm_scffn=(None, 1, 1), sm_wnorm_ffn=(None, 1, 1), sm_snorm_ffn=(None, 1, 1), sm=(None, 1, 1))
+    assert decide(never, claim).verdict == "opposite here"
 
 
 def test_the_largest_scale_with_two_common_seeds_and_a_passing_control_decides(monkeypatch: pytest.MonkeyPatch) -> None:

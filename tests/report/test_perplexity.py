@@ -156,9 +156,20 @@ def test_failed_attempts_count_though_another_training_is_kept(tmp_path: Path) -
     (tmp_path / "results/gpu/attempts.csv").write_text(text, encoding="utf-8")
     found = claims.decide(results, sm)
     assert found.verdict == "direction reproduced" and "1 of 5 trainings failed" in found.measured
-    # Seed 1337 of SM can train, so nothing rescues it.
     only_scaled = dataclasses.replace(rescue, quantity=("failures", {"runs": ["sm-scffn"], "against": "sm"}))
-    assert claims.decide(results, only_scaled).verdict == "opposite here"
+    found = claims.decide(results, only_scaled)  # seed 1337 of SM can train, so nothing need rescue it
+    assert found.verdict == "not testable here" and "does not fail" in found.evidence
+    results = project(tmp_path / "failing", {"sm": (None, 3.6, 1.5), "sm-scffn": (1.1, 3.7, 1.3)})
+    assert claims.decide(results, only_scaled).verdict == "direction reproduced"  # in 1337, not in 1338
+
+
+def test_entropies_of_failed_trainings_decide_nothing(tmp_path: Path) -> None:
+    claim = CLAIMS["f14-early-entropy"]
+    assert claim.quantity[0] == "early_entropy"
+    runs = {run: (1.1, 1.2, 1.3) for run in ("sm-wnorm-ffn", "sm-snorm-ffn", "sm-scffn", "ereg-smt-scfuffn")}
+    assert claims.decide(project(tmp_path / "trained", runs), claim).verdict != "not testable here"
+    failing = runs | {"sm-wnorm-ffn": (None, None, None)}
+    assert claims.decide(project(tmp_path / "failed", failing), claim).verdict == "not testable here"
 
 
 def test_a_ratio_to_a_failed_seed_is_left_out(tmp_path: Path) -> None:

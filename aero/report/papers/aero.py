@@ -254,13 +254,15 @@ def repeated(results: Results) -> dict[str, object]:
 
 
 def known(results: Results) -> dict[str, str]:
-    """Of scale desk: the gate's numbers, the price of pruning, and how many trainings of some runs failed."""
+    """Of scale desk: the gate's numbers, the price of AERO's last steps, and how many trainings of some runs failed."""
     desk, numbers = results.at("desk"), {}
     for name, run in {"sm": "sm", "scaled": "sm-scffn", "fused": "sm-scfuffn", "weight_norm": "sm-wnorm-ffn"}.items():
         every = sum(outcomes(desk, run).values(), [])
         numbers[name] = f"{sum(every)} of {len(every)}"
-    pruned, found = change(desk, "sm-scfuffni-6", "sm-ln-g").estimate, gate_values(desk, "sm-ln-g")
-    numbers["pruned"] = f"{pruned.text(0, signed=True)} %" if pruned else "not measured"
+    for name, run in {"pruned": "sm-scfuffni-6", "final": "ereg-smt-scfuffni-6"}.items():
+        price = change(desk, run, "sm-ln-g").estimate
+        numbers[name] = f"{price.text(1, signed=True)} %" if price else "not measured"
+    found = gate_values(desk, "sm-ln-g")
     gate_of = (text(found[0]), text(found[1]), f"{found[2]:.0%}") if found else ("not measured",) * 3
     return numbers | dict(zip(("perplexity", "best", "heads"), gate_of, strict=True))
 

@@ -17,7 +17,7 @@
 from aero.report import claims, show
 from aero.report.papers import aero, aero_entropy
 from aero.report.results import load
-from aero.report.statistics import evidence
+from aero.report.statistics import evidence, ngrams
 
 results = load()
 desk = evidence(results)
@@ -117,8 +117,9 @@ show.figure(
 show.table(
     aero.papers_width(results),
     "Training at the papers' width",
-    "Width 768, 20M tokens, one seed, bfloat16. The best n-gram model of the same tokens has "
-    f"perplexity {aero.best_ngram(results, 'gpu')}. Published perplexities are of 2.1B tokens of another corpus.",
+    "Width 768, 20M tokens, one seed, bfloat16. The best n-gram model of the same tokens has perplexity "
+    f"{min(ngrams(results, 'gpu', 0).values(), default=float('nan')):.1f}. Published perplexities are of 2.1B tokens "
+    "of another corpus.",
     sources=["results/gpu/metrics.jsonl", "results/gpu/ngrams.csv"],
     command="python -m stages.train_many tables_2_and_4 --scale gpu",
 )
@@ -127,9 +128,11 @@ show.table(
 show.table(
     aero.learning_rates(results),
     "Perplexity by learning rate",
-    "1,000 steps and one seed each, or the step at which loss or gradient was no longer finite. Most are "
-    "worse than a bigram model, which counts as failed. So the predicted order, top to bottom, of the highest rates "
-    "at which rows train is undecided. Other trainings of scale desk take 2,500 steps at rate 0.001.",
+    "1,000 steps and one seed each, or the step at which loss or gradient was no longer finite. A bigram model of the "
+    "same "
+    f"tokens has perplexity {ngrams(desk, 'desk', 2_048_000).get(2, float('nan')):.1f}; trainings above it count as "
+    "failed. So the order of the highest rates at which the predicted rows (top to bottom) train is undecided, but for "
+    "the first. Other trainings of scale desk take 2,500 steps at rate 0.001.",
     sources=["results/desk/learning_rates.csv", "results/desk/predictions.yaml"],
     command="python -m stages.learning_rates",
 )

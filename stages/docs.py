@@ -34,24 +34,14 @@ def headline(results: Results) -> str:
         "saving, here",
         "GB, our optimised program",
     ]
-    fitted = fits(results)
+    fitted, trained = fits(results), evidence(results)
     most = max((abs(fit.residual_percent) for fit in fitted.values()), default=float("nan"))
+    model = trained.first("sm-ln-g").metrics["model"]
     return (
         f"{markdown(frame)}\n\n"
-        f"GB, reproduced: one configuration (SPU 0.9.2b0, tanh GELU, secret-shared weights), which gives all "
-        f"{len(fitted)} published rows within {most:.2f} %; current SPU sends fewer bytes. {scale(evidence(results))}"
-    )
-
-
-def scale(results: Results) -> str:
-    """A sentence on the scale and the seeds of the trainings."""
-    run = results.first("sm-ln-g")
-    if run is None:
-        return f"Trainings: none at scale {results.scale}."
-    model, seeds = run.metrics["model"], len(results.seeds("sm-ln-g"))
-    return (
-        f"The small models of finding 3 have {model['layers']} layers, width {model['width']} and T={model['context']} "
-        f"(scale `{results.scale}`); their baseline SM+LN+G has {seeds} seed{'s' if seeds > 1 else ''}."
+        f"GB, reproduced: by one configuration (SPU 0.9.2b0, tanh GELU, secret-shared weights), which gives all "
+        f"{len(fitted)} published rows within {most:.2f} %. Models of finding 3: {model['layers']} layers, width "
+        f"{model['width']}, T={model['context']} (`{trained.scale}`), up to {len(trained.seeds('sm-ln-g'))} seeds."
     )
 
 
@@ -106,6 +96,7 @@ BLOCKS: dict[str, Callable[[Results], str]] = {
     "claims": claims_table,
     "cached-passes": lambda results: markdown(private_tables.cached_passes(results)),
     "verified-passes": lambda results: markdown(private_tables.verified_passes(results)),
+    "row-maxima": lambda results: markdown(private_tables.row_maxima(results)),
     "outside-tuned": lambda results: markdown(private_tables.outside_tuned(results, alone=False)),
     "protocols": lambda results: markdown(private_inference.protocols(results, "4")),
     "lattice-judge": lambda results: markdown(
@@ -118,17 +109,14 @@ def generated(text: str, results: Results) -> str:
     """`text` with every block of `BLOCKS` in it written anew."""
     for name, block in BLOCKS.items():
         pattern = re.compile(rf"(<!-- {name} -->\n).*?(<!-- /{name} -->)", re.DOTALL)
-        if pattern.search(text):
-            content = block(results)
-            text = pattern.sub(lambda match, new=content: f"{match[1]}{new}\n{match[2]}", text)
+        text = pattern.sub(lambda match, block=block: f"{match[1]}{block(results)}\n{match[2]}", text)
     return text
 
 
 def main(arguments: list[str]) -> None:
     if arguments:
         raise UserError("python -m stages.docs takes no arguments")
-    root = find_root()
-    results = load(root)
+    root, results = find_root(), load()
     for path in (root / "README.md", *sorted((root / "docs").rglob("*.md"))):
         before = path.read_text(encoding="utf-8")
         after = generated(before, results)

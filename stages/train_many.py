@@ -20,7 +20,7 @@ from aero.data.tokens import Tokens, scale_root
 from aero.errors import UserError, run_main
 from aero.records import keep, read_all_metrics, read_metrics, require_committed
 from aero.training.launch import Training, run_here
-from aero.training.run import finished_metrics, outcome_line, run_tokens
+from aero.training.run import finished_metrics, has_entropy, outcome_line, run_tokens
 
 
 def main(arguments: list[str]) -> None:
@@ -76,7 +76,7 @@ def missing(
         metrics = finished_metrics(folder, run.hash(tokens.manifest), True)
         if kept is not None and metrics and kept.get((name, seed), {}).get("provenance") != metrics["provenance"]:
             metrics = None
-        if not metrics:
+        if not metrics or not has_entropy(folder, run, tokens):
             found.append(Training(name, seed, parameters.scale, folder.absolute(), Path.cwd(), further))
     return found
 

@@ -206,7 +206,7 @@ def test_tables_are_trained_whole_in_the_order_of_a_visit():
     landscape = {run for run, values in parameters.runs.items() if any("landscape/table1" in r for r in values.rows)}
     assert landscape <= set(listed)
     # Every other run too, but those that need further token files, those of a rate that means something at scale laptop
-    # alone, and those that cannot be trained side by side.
+    # alone, and those with qk_clip.
     apart = {run for run in parameters.runs if parameters.resolve(run).corpus_name is not None}
     apart |= {run for run in parameters.runs if parameters.resolve(run).train.qk_clip}
     hot = {run_name(core, HOT) for core in COMPARED + OTHERS}

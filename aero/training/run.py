@@ -13,7 +13,7 @@ from typing import Any
 import torch
 
 from aero import records
-from aero.checkpoint import packed
+from aero.checkpoint import load, packed
 from aero.config import Parameters, ResolvedRun
 from aero.data.batches import Batches, evaluation_batches
 from aero.data.tokens import Tokens, open_tokens, tokens_folder
@@ -48,6 +48,9 @@ def train_run(
     if run.train.threads:
         torch.set_num_threads(run.train.threads)
     if unless_done and (metrics := finished_metrics(folder, state_hash, checkpoint)):
+        if checkpoint and not has_entropy(folder, run, tokens):
+            model = load(folder / "checkpoint.safetensors").to(device)
+            write_text(folder / "entropy.json", entropies(model, metrics, tokens, run, device))
         return metrics
 
     def log(rows: Sequence[Row]) -> None:
@@ -64,37 +67,34 @@ def train_run(
             f"{run.name} does not fit into the memory of {device}: {str(error).splitlines()[0]} "
             "Halve train.batch_size and double train.accumulation"
         ) from None
-    metrics = finish_run(run, training, tokens, folder, checkpoint)
-    (folder / STATE).unlink(missing_ok=True)
-    return metrics
-
-
-def finish_run(
-    run: ResolvedRun, training: Trainer, tokens: Tokens, folder: Path, checkpoint: bool = False
-) -> dict[str, Any]:
-    """Evaluate a training that is over, write its files as `train_run` does, and return its metrics."""
-    model, contents = training.outcome.model, {}
-    metrics = _metrics(run, training, tokens, _final_loss(run, training, tokens))
+    metrics, contents = _metrics(run, training, tokens, _final_loss(run, training, tokens)), {}
     metrics["provenance"] |= {
         "started": training.started,
         "seconds": round(time.monotonic() - training.clock, 1),
         "cpu_seconds": round(training.outcome.cpu_seconds, 1),
     }
+    model = training.outcome.model
     if checkpoint:
         named = {"run": run.name, "seed": str(run.seed), "config_hash": metrics["config_hash"]}
         written = packed(model, **named, tokenizer_sha256=metrics["provenance"]["tokenizer_sha256"])
         metrics["provenance"]["checkpoint_sha256"] = hashlib.sha256(written).hexdigest()
         contents[folder / "checkpoint.safetensors"] = written
-    measured = entropies(model, metrics, tokens, run, training.device)
-    if measured is None:
-        (folder / "entropy.json").unlink(missing_ok=True)
-    else:
-        contents[folder / "entropy.json"] = json.dumps(measured, allow_nan=False) + "\n"
+    if measured := entropies(model, metrics, tokens, run, device):
+        contents[folder / "entropy.json"] = measured
     contents[folder / "log.csv"] = csv_text(_columns_of(run), training.outcome.rows)
     contents[folder / "metrics.json"] = json.dumps(metrics, indent=1, allow_nan=False) + "\n"
     write_together(contents)
-    (folder / UNFINISHED).unlink(missing_ok=True)
+    for name in (UNFINISHED, STATE):
+        (folder / name).unlink(missing_ok=True)
     return metrics
+
+
+def has_entropy(folder: Path, run: ResolvedRun, tokens: Tokens) -> bool:
+    """Whether the finished training in `folder` has its entropy, on as many tokens as `run` names, or can have none."""
+    found = records.read_training(folder)
+    if found.entropy is None:
+        return found.metrics["diverged_at_step"] is not None
+    return found.entropy["tokens"] == sum(ids.numel() for ids in _held_out(run, tokens, run.entropy_tokens))
 
 
 def columns(layers: int, attention: bool = False, slopes: int = 0) -> list[str]:
@@ -209,12 +209,9 @@ def run_tokens(parameters: Parameters, run: ResolvedRun, root: Path, given: Path
     return tokens
 
 
-def entropies(
-    model: GPT, metrics: dict[str, Any], tokens: Tokens, run: ResolvedRun, device: str
-) -> dict[str, Any] | None:
-    """Attention entropy of the trained `model` of `metrics` on held-out tokens, as in entropy.json; None for a model
-    that diverged and has no finite entropies.
-    """
+def entropies(model: GPT, metrics: dict[str, Any], tokens: Tokens, run: ResolvedRun, device: str) -> str:
+    """The content of entropy.json: attention entropy of the trained `model` of `metrics` on held-out tokens; "" for a
+    model that diverged and has no finite entropies."""
     config = model.config
     batches = evaluation_batches(tokens.valid, config.context, 32, run.entropy_tokens, run.corpus.packing)
     model.eval()  # in training mode a spectral norm would iterate
@@ -224,10 +221,10 @@ def entropies(
     except ValueError:
         if metrics["diverged_at_step"] is None:
             raise
-        return None
+        return ""
     for error in ("entropy_sem", "entropy_by_position_sem"):  # a quarter of the file, and nothing uses them
         del measured[error]
-    return {
+    result = {
         **{name: metrics[name] for name in ("run", "seed", "scale", "architecture")},
         "context": config.context,
         "layers": config.layers,
@@ -237,6 +234,7 @@ def entropies(
         "provenance": metrics["provenance"],
         "measured": records.provenance(torch=torch.__version__, device=device, at=records.now()),
     }
+    return json.dumps(result, allow_nan=False) + "\n"
 
 
 def learned(model: torch.nn.Module) -> dict[str, object]:

@@ -89,8 +89,3 @@ def without_seconds(path):
     lines = whole_lines(path)
     place = lines[0].index("seconds")
     return [line[:place] + line[place + 1 :] for line in lines]
-
-
-def children(pid):
-    """Process ids of the children of a process."""
-    return [int(word) for word in Path(f"/proc/{pid}/task/{pid}/children").read_text().split()]

@@ -231,11 +231,6 @@ def papers_width(results: Results) -> pd.DataFrame:
     )
 
 
-def best_ngram(results: Results, scale: str) -> str:
-    """Perplexity of the best n-gram model of the scale's tokens."""
-    return text(min(ngrams(results, scale, 0).values(), default=None))
-
-
 def repeated(results: Results) -> dict[str, object]:
     """How many trainings of scale desk there are, how many of a GPU, and which runs diverged; for those repeated on a
     CPU, its perplexity over the GPU's and how many lie within the range of the run's seeds."""

@@ -220,6 +220,13 @@ def minutes_of_a_pass(results: Results, row: str) -> dict[str, float]:
     return vars(whole) | {"total": whole.total, "next": computing + transfer + rounds, "next_rounds": rounds}
 
 
+def row_maxima(results: Results) -> pd.DataFrame:
+    """The largest difference, in nats, between the maxima of rows of one head's logits."""
+    lines = pd.DataFrame(read_csv(results.root / "results/two_party/row_maxima.csv"))
+    found = lines.set_index(["run", "prompts", "tokens"])[["all_positions", "one_position"]].astype(float)
+    return found.groupby(level=[0, 1, 2], sort=False).max().map(text).reset_index()
+
+
 def cached_passes(results: Results) -> pd.DataFrame:
     """A whole pass beside a next token from one row with cached keys and values."""
     programs = dict.fromkeys(line["program"] for line in read_csv(results.root / costs.GENERATION))

@@ -131,7 +131,7 @@ show.table(
     "1,000 steps and one seed each, or the step at which loss or gradient was no longer finite. A bigram model of the "
     "same "
     f"tokens has perplexity {ngrams(desk, 'desk', 2_048_000).get(2, float('nan')):.1f}; trainings above it count as "
-    "failed. So the order of the highest rates at which the predicted rows (top to bottom) train is undecided, but for "
+    "failed. So the order of the highest rates at which the predicted rows (left to right) train is undecided, but for "
     "the first. Other trainings of scale desk take 2,500 steps at rate 0.001.",
     sources=["results/desk/learning_rates.csv", "results/desk/predictions.yaml"],
     command="python -m stages.learning_rates",

@@ -279,7 +279,7 @@ def learning_rates(results: Results) -> pd.DataFrame:
         cells[float(line["learning_rate"])][name] = outcome
         names.append(name)
     table = pd.DataFrame({f"{rate:g}": cells[rate] for rate in sorted(cells)}, dict.fromkeys(names)).fillna("–")
-    return table.rename_axis("configuration").reset_index()
+    return table.T.rename_axis("learning rate").reset_index()
 
 
 def pruning(results: Results) -> pd.DataFrame:

@@ -78,8 +78,8 @@ def _pretrained(results: Results) -> tuple[str, str, str, str]:
     return (
         "private next tokens of SmolLM2-135M equal PyTorch's",
         "`benchmarks.pretrained` ([command](docs/private_inference.md#hugging-face-models))",
-        f"ten passes of five prompts, about {usual:.0f} minutes each; with `aero ask` {seconds[0]:.0f} s for "
-        f"{whole['rows']} tokens, then {seconds[1]:.0f} s a token",
+        f"ten passes, each of five prompts and about {usual:.0f} minutes; with `aero ask` {seconds[0]:.0f} s for "
+        f"a {whole['rows']}-token prompt, then {seconds[1]:.0f} s a new token",
         f"every token equal (committed: {equal} of {len(prompts)}); with `aero ask` {gigabytes[0] / GB:.2f} GB, then "
         f"{gigabytes[1] / GB:.2f} GB a token",
     )

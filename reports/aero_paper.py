@@ -100,7 +100,7 @@ show.table(
     "Predicted is the published size or, where none is printed, its sign. Of three seeds, missing ones failed (see the "
     "next tables) or were not run.",
     sources=["results/desk/predictions.yaml", "results/desk/metrics.jsonl"],
-    command="make all SCALE=desk",
+    command="make repro SCALE=desk",
 )
 
 # %%
@@ -110,7 +110,7 @@ show.figure(
     "Mean and range over the seeds that did not diverge. Dotted: n-gram models (modified Kneser-Ney) of the same "
     "tokens, n above. Arrow: a value beyond the axis.",
     sources=["results/desk/metrics.jsonl", "results/desk/ngrams.csv"],
-    command="make all SCALE=desk",
+    command="make repro SCALE=desk",
 )
 
 # %%

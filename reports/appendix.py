@@ -67,7 +67,7 @@ found = [
     ("Softmax is sensitive to the learning rate", "dvc repro -s sensitivity", "3 min", "results/sensitivity", "1 %"),
     ("Trainings and entropies, scale laptop", "make repro", "under 20 min",
      "results/laptop", "exact on the same processor"),
-    ("Trainings, scale desk", "make all SCALE=desk", "days", "results/desk", "intervals over seeds"),
+    ("Trainings, scale desk", "make repro SCALE=desk", "days", "results/desk", "intervals over seeds"),
     ("Verdicts on all claims", "make report", "1 min", "reports/claims.csv unchanged", "exact"),
     ("The whole pipeline", "make repro SCALE=smoke", "3 to 5 min", "reports/report.html", ""),
     ("Equations, parity, protocols", "make test", "about 8 min", "all tests pass", ""),

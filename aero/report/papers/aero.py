@@ -248,7 +248,7 @@ def repeated(results: Results) -> dict[str, object]:
     return known | {"changes": changes, "within": within, "repeats": len(repeats)}
 
 
-def known(results: Results) -> dict[str, str]:
+def training_numbers(results: Results) -> dict[str, str]:
     """Of scale desk: the gate's numbers, the price of AERO's last steps, and how many trainings of some runs failed."""
     desk, numbers = results.at("desk"), {}
     for name, run in {"sm": "sm", "scaled": "sm-scffn", "fused": "sm-scfuffn", "weight_norm": "sm-wnorm-ffn"}.items():
@@ -274,10 +274,8 @@ def learning_rates(results: Results) -> pd.DataFrame:
     names = [notation(results, run) for run in registered(results, "learning_rate_limits")] if lines else []
     for line in lines:
         outcome = _outcome(float(line["eval_perplexity"] or math.nan), line["diverged_at_step"])
-        larger = int(line["accumulation"] or 1)
-        name = notation(results, line["run"]) + (f", {larger} x batch" if larger > 1 else "")
-        cells[float(line["learning_rate"])][name] = outcome
-        names.append(name)
+        names.append(notation(results, line["run"]))
+        cells[float(line["learning_rate"])][names[-1]] = outcome
     table = pd.DataFrame({f"{rate:g}": cells[rate] for rate in sorted(cells)}, dict.fromkeys(names)).fillna("–")
     return table.T.rename_axis("learning rate").reset_index()
 

@@ -222,8 +222,8 @@ def entropies(model: GPT, metrics: dict[str, Any], tokens: Tokens, run: Resolved
         if metrics["diverged_at_step"] is None:
             raise
         return ""
-    for error in ("entropy_sem", "entropy_by_position_sem"):  # a quarter of the file, and nothing uses them
-        del measured[error]
+    for unread in ("entropy_sem", "entropy_by_position", "entropy_by_position_sem", "entropy_blocks"):
+        del measured[unread]  # three quarters of the file
     result = {
         **{name: metrics[name] for name in ("run", "seed", "scale", "architecture")},
         "context": config.context,

@@ -52,7 +52,7 @@ GB = {
     "EReg(SM(t)+ScFuFFN)": 3.7,
     "EReg(SM(t)+ScFuFFNi_6)": 3.6,
 }
-HEADS, CONTEXT, STEPS, BLOCKS = 4, 64, 500, 8
+HEADS, CONTEXT, STEPS = 4, 64, 500
 BOUND = math.lgamma(CONTEXT + 1) / CONTEXT
 
 
@@ -124,7 +124,6 @@ def _entropy(metrics: dict, mean: np.ndarray, draw: random.Random) -> dict:
     maxima = {"observed": float(mean.max()), "log_T": math.log(CONTEXT), "causal_bound": BOUND}
     places = {name: np.minimum((mean / top * 4).astype(int), 3) for name, top in maxima.items()}
     quarters = {name: [float((place == q).mean()) for q in range(4)] for name, place in places.items()}
-    positions = np.log(np.arange(1, CONTEXT + 1))
     learned: dict = {}
     if "Sc" in architecture:
         learned |= {"alpha": [1 + 0.1 * i for i in range(layers)], "beta": [2 - 0.05 * i for i in range(layers)]}
@@ -139,11 +138,7 @@ def _entropy(metrics: dict, mean: np.ndarray, draw: random.Random) -> dict:
         "tokens": 65536,
         "provenance": metrics["provenance"],
         "entropy_mean": mean.tolist(),
-        "entropy_sem": [[0.01] * HEADS] * layers,
         "entropy_median": (1.1 * mean).tolist(),
-        "entropy_by_position": (mean.mean(1)[:, None] * positions / BOUND).tolist(),
-        "entropy_by_position_sem": [[0.02] * CONTEXT] * layers,
-        "entropy_blocks": [(mean + 0.01 * draw.gauss(0, 1)).tolist() for _ in range(BLOCKS)],
         "maximum": maxima,
         "quarters": quarters,
         "overload": {"fraction": quarters["observed"][3], "layers": [0, 1]},

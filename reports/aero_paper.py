@@ -128,8 +128,8 @@ show.table(
 show.table(
     aero.learning_rates(results),
     "Perplexity by learning rate",
-    "1,000 steps and one seed each, or the step at which loss or gradient was no longer finite. A bigram model of the "
-    "same "
+    "2.05M tokens (1,000 steps; with 4 micro-batches 250) and one seed each, or the step at which loss or gradient was "
+    "no longer finite. A bigram model of the same "
     f"tokens has perplexity {ngrams(desk, 'desk', 2_048_000).get(2, float('nan')):.1f}; trainings above it count as "
     "failed. So the order of the highest rates at which the predicted rows (left to right) train is undecided, but for "
     "the first. Other trainings of scale desk take 2,500 steps at rate 0.001.",

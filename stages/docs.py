@@ -97,6 +97,7 @@ BLOCKS: dict[str, Callable[[Results], str]] = {
     "cached-passes": lambda results: markdown(private_tables.cached_passes(results)),
     "verified-passes": lambda results: markdown(private_tables.verified_passes(results)),
     "row-maxima": lambda results: markdown(private_tables.row_maxima(results)),
+    "communication-fit": lambda results: markdown(private_tables.communication_fit(results)),
     "outside-tuned": lambda results: markdown(private_tables.outside_tuned(results, alone=False)),
     "protocols": lambda results: markdown(private_inference.protocols(results, "4")),
     "lattice-judge": lambda results: markdown(

@@ -89,9 +89,9 @@ def difference(values: Mapping[int, float], base: Mapping[int, float]) -> dict[i
 CONTROL = "SM+LN+G"
 
 
-def evidence(results: Results) -> Results:
-    """The same results, seen from scale desk if its baseline is trained."""
-    return results.at("desk") if results.seeds("sm-ln-g", "desk") else results
+def evidence(results: Results, *runs: str) -> Results:
+    """The same results, seen from scale desk if all the runs (default: the baseline) are trained there."""
+    return results.at("desk") if all(results.seeds(run, "desk") for run in runs or ("sm-ln-g",)) else results
 
 
 # n-gram models of the same tokens -------------------------------------------------------------------------------------

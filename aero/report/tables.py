@@ -18,7 +18,7 @@ from aero.published import table as printed_table
 from aero.records import csv_text
 from aero.report import costs
 from aero.report.results import SMOKE_TEST, Results, Run
-from aero.report.statistics import Change, Estimate, change, seed_count
+from aero.report.statistics import Change, Estimate, change, evidence, seed_count
 from aero.report.verdicts import PAPER_DIMENSIONS
 from aero.two_party.program.optimizations import AS_PUBLISHED
 
@@ -305,10 +305,11 @@ def differences_file(results: Results) -> dict[Path, str]:
     for address in COMPARED:
         printed = printed_table(address)
         for one in comparisons(address):
-            found = change(results, one.run, one.base_run, one.base)
+            seen = evidence(results, one.run, one.base_run)
+            found = change(seen, one.run, one.base_run, one.base)
             mean = found.estimate
             measured = f"{mean.mean:.6g}" if mean else "NaN" if found.failed else ""
-            named = one.row.name, one.cell.column.label, one.published, measured, "%", results.scale
+            named = one.row.name, one.cell.column.label, one.published, measured, "%", seen.scale
             compared = {"paper": printed.paper, "table": printed.number, "baseline": one.base}
             lines.append(compared | csv_line(*named, mean, found.note))
     return {FOLDER / "differences.csv": csv_text(DIFFERENCE_COLUMNS, lines)}
@@ -323,7 +324,8 @@ def files(results: Results) -> dict[Path, str]:
     for address in PRINTED:
         printed = printed_table(address)
         name, is_aero = f"{printed.paper}_table{printed.number}", printed.paper == "aero"
-        found[FOLDER / f"{name}.csv"] = cells_csv(table(results, printed))
+        seen = evidence(results, *filter(None, printed.rows[0].trained.values()))
+        found[FOLDER / f"{name}.csv"] = cells_csv(table(seen, printed))
         if is_aero and printed.number in costs.COST_TABLES:
             rows = costs.cost_rows(results, printed)
             lines = [{key: _written(key, value) for key, value in one.items()} for one in rows]
@@ -332,6 +334,6 @@ def files(results: Results) -> dict[Path, str]:
             cells = [cell for cell in table(results.at(scale), printed) if cell.published.column.key.startswith("ppl")]
             trained = [cell for cell in cells if cell.row.trained.get(cell.published.column.training)]
             named = {run for cell in trained for run in cell.row.trained.values()}
-            if scale not in (results.scale, SMOKE_TEST) and any(results.seeds(run, scale) for run in named):
+            if scale not in (seen.scale, SMOKE_TEST) and any(results.seeds(run, scale) for run in named):
                 found[FOLDER / f"{name}_{scale}.csv"] = cells_csv(trained)
     return found | differences_file(results)

@@ -133,9 +133,9 @@ def above(m: Measurement, limit: float = 0.0, size: Numbers | None = None) -> tu
     return _on_sides(m, [1] * len(m.effects), limit, met)
 
 
-def below(m: Measurement, limit: float = 0.0) -> tuple[str, ...]:
-    """Direction reproduced if every interval lies below `limit`."""
-    return _on_sides(m, [-1] * len(m.effects), limit, False)
+def below(m: Measurement) -> tuple[str, ...]:
+    """Direction reproduced if every interval lies below 0."""
+    return _on_sides(m, [-1] * len(m.effects), 0.0, False)
 
 
 def ordering(m: Measurement, signs: list[int] | None = None) -> tuple[str, ...]:

@@ -195,11 +195,13 @@ def test_failed_seeds_do_not_enter_the_pruning_curve(tmp_path: Path) -> None:
 
 def test_learning_rates_of_other_runs_follow_the_predicted_ones(tmp_path: Path) -> None:
     results = project(tmp_path, {})
-    lines = "sm-ln,0.003,,70.3", "sm,0.001,31,", "sm-ln,0.001,,80.4"
-    text = "\n".join(("run,learning_rate,diverged_at_step,eval_perplexity", *lines)) + "\n"
+    lines = "sm-ln,0.003,1,,70.3", "sm,0.001,1,31,", "sm-ln,0.001,1,,80.4", "sm-ln,0.001,4,,75.6"
+    text = "\n".join(("run,learning_rate,accumulation,diverged_at_step,eval_perplexity", *lines)) + "\n"
     (tmp_path / "results/desk/learning_rates.csv").write_text(text, encoding="utf-8")
     found = aero.learning_rates(results).set_index("learning rate").T
-    assert list(found.loc["SM"]) == ["diverged at 31", "–"] and list(found.loc["SM+LN"]) == ["80.4", "70.3"]
+    assert list(found) == ["0.001", "0.003", "0.001, 4 micro-batches a step"]
+    assert list(found.loc["SM"]) == ["diverged at 31", "–", "–"]
+    assert list(found.loc["SM+LN"]) == ["80.4", "70.3", "75.6"]
     assert list(found.index) == ["SM+LN+G", "SM+R", "SM+G", "SM+ScFuFFN", "SM", "SM+LN"]
 
 

@@ -269,14 +269,15 @@ def _outcome(perplexity: float, diverged_at: object) -> str:
 def learning_rates(results: Results) -> pd.DataFrame:
     """Perplexity of short trainings of scale desk, or the step at which they diverged, by learning rate; first the runs
     whose order was predicted."""
-    cells: dict[float, dict[str, str]] = defaultdict(dict)
+    cells: dict[tuple[int, float], dict[str, str]] = defaultdict(dict)
     lines = read_csv(results.root / "results/desk/learning_rates.csv")
     names = [notation(results, run) for run in registered(results, "learning_rate_limits")] if lines else []
     for line in lines:
         outcome = _outcome(float(line["eval_perplexity"] or math.nan), line["diverged_at_step"])
         names.append(notation(results, line["run"]))
-        cells[float(line["learning_rate"])][names[-1]] = outcome
-    table = pd.DataFrame({f"{rate:g}": cells[rate] for rate in sorted(cells)}, dict.fromkeys(names)).fillna("–")
+        cells[int(line["accumulation"]), float(line["learning_rate"])][names[-1]] = outcome
+    by_rate = {f"{rate:g}" + f", {n} micro-batches a step" * (n > 1): cells[n, rate] for n, rate in sorted(cells)}
+    table = pd.DataFrame(by_rate, dict.fromkeys(names)).fillna("–")
     return table.T.rename_axis("learning rate").reset_index()
 
 

@@ -108,7 +108,7 @@ show.figure(
     aero.against_ngrams(results),
     "Perplexity against n-gram models",
     "Mean and range over the seeds that did not diverge. Dotted: n-gram models (modified Kneser-Ney) of the same "
-    "tokens, n above. Arrow: a value beyond the axis.",
+    "tokens, n above. Other numbers of pruned networks: table of its own below.",
     sources=["results/desk/metrics.jsonl", "results/desk/ngrams.csv"],
     command="make repro SCALE=desk",
 )

@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 from aero.landscape import entropy_range, gini_by_layer, steepness, steepness_over_orders, wasserstein_1
 from aero.report.papers import variance_cores
 from aero.report.results import Results
-from aero.report.statistics import Estimate, change, difference, estimate, failed, outcomes
+from aero.report.statistics import Estimate, change, difference, estimate, failed, outcomes, wilson
 from aero.report.verdicts import Measurement, exact
 
 GROUP = "trained here"
@@ -92,7 +92,9 @@ def failures(results: Results, runs: list[str], against: str = "") -> Measuremen
             trainings[name][seed][0] = True
         if every := sum(trainings[name].values(), []):
             overflow = f" ({len(beyond)} beyond float16)" if beyond else ""
-            text.append(f"{name} at {results.scale}: {sum(every)} of {len(every)} trainings failed{overflow}")
+            low, high = wilson(fmean(every), len(every))
+            share = f"[{low:.0%}, {high:.0%}]"
+            text.append(f"{name} at {results.scale}: {sum(every)} of {len(every)} trainings failed{overflow} {share}")
     shared = sorted(set.intersection(*map(set, trainings.values())))
     missing = not_run(results, *sides) or ("fewer than two seeds in common" if len(shared) < 2 else "")
     if against and not any(all(trainings[against][seed]) for seed in shared):

@@ -298,9 +298,11 @@ SHOWN = 200
 
 
 def against_ngrams(results: Results) -> Figure:
-    """Perplexity of scale desk's runs, mean and range over seeds, and of n-gram models counted on as many tokens."""
+    """Perplexity of scale desk's runs, mean and range over seeds, and of n-gram models counted on as many tokens. Of
+    the pruned runs, which have a table, only that with six is drawn."""
     desk = results.at("desk")
-    names = [one for one in results.parameters.runs if desk.perplexity(one)]
+    left_out = set(PRUNED) - {"sm-scfuffn", "sm-scfuffni-6"}
+    names = [one for one in results.parameters.runs if desk.perplexity(one) and one not in left_out]
     if not names:
         return show.not_measured()
     figure, axes = show.subplots(height=0.85 + 0.132 * max(len(names), 4))

@@ -23,7 +23,7 @@ from aero.attention_kernels import CORES
 from aero.records import read_csv
 from aero.report.papers.variance_sensitivity import FOLDERS, Sweep, published, short_name, sweep
 from aero.report.results import Results
-from aero.report.statistics import Estimate, wilson
+from aero.report.statistics import Estimate, difference, estimate, wilson
 from aero.report.verdicts import Measurement, exact
 from aero.sensitivity.metric import CONCLUSIONS, ORDER, clipped, sensitivity_of_means, trained_decades
 from aero.sensitivity.search import RELU_CORES, Reading, plausible_settings, read_losses
@@ -189,7 +189,7 @@ def sensitivities(results: Results, found: Sweep, tolerance: float, rank: float)
     ranks = {name: spearmanr([printed[core] for core in ORDER], values)[0] for name, values in orders.items()}
     words = ", ".join(f"{name} {value:.2f}" for name, value in ranks.items())
     return {
-        "text": ", ".join(f"{measured[core].mean:.2f}" for core in ORDER),
+        "text": ", ".join(measured[core].text(2) for core in ORDER),
         "effects": met,
         "checks": {name: bool(value >= rank) for name, value in ranks.items()},
         "evidence": f"{sum(e.mean for e in met.values()):.0f} of 7 met; rank correlation {words}",
@@ -221,17 +221,16 @@ def conclusion(results: Results, found: Sweep, name: str) -> dict[str, Any]:
 
 @_of_sweep
 def decades_that_train(results: Results, found: Sweep, core: str) -> dict[str, Any]:
-    """Decades between the lowest and the highest learning rate whose final loss (clipped, mean over seeds) is below
-    half of that of predicting 0; and how many more they are than the softmax's."""
-    decades = []
-    for name in (core, "softmax"):
-        losses = clipped(found.final[name], found.initial[name]).mean(1)
-        decades.append(trained_decades(found.rates, losses.tolist(), found.zero.mean().item()) or 0.0)
-    own, base = decades
-    return {
-        "text": f"{own:.1f} decades, softmax {base:.1f}",
-        "effects": {core: exact(own), "more than softmax": exact(own - base)},
-    }
+    """Decades between the lowest and the highest learning rate whose final clipped loss is below half of that of
+    predicting 0; and how many more they are than the softmax's; by seed."""
+    decades: dict[str, dict[int, float]] = {core: {}, "softmax": {}}
+    for name, of_seed in decades.items():
+        losses = clipped(found.final[name], found.initial[name])
+        for k, seed in enumerate(found.seeds):
+            of_seed[seed] = trained_decades(found.rates, losses[:, k].tolist(), found.zero[k].item()) or 0.0
+    own, more = estimate(decades[core]), estimate(difference(decades[core], decades["softmax"]))
+    text = f"{own.text(1)} decades, {more.text(2)} more than softmax"
+    return {"text": text, "effects": {core: own, "more than softmax": more}}
 
 
 @_of_sweep

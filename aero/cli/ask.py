@@ -55,7 +55,7 @@ def add_commands(commands: Any) -> None:
     _add_model(serve.add_mutually_exclusive_group(required=True))
     add, listen = serve.add_argument, "127.0.0.1:9731"
     add("--listen", default=listen, metavar="HOST:PORT", help=f"default {listen}; IPv6: [::1]:9731")
-    programs = "as_published; or tuned (default) or as_written, also with +NAME, -NAME (docs/two_party.md)"
+    programs = "as_published, tuned (default) or as_written; also with switches: tuned-last_row (docs/two_party.md)"
     add("--program", default="tuned", help=programs)
     own = "allow this project's own cryptography on non-loopback addresses"
     add("--unreviewed", action="store_true", help=own)
@@ -80,7 +80,7 @@ def _add_model(group: Any) -> None:
 
 def _add_common(add: Callable[..., Any]) -> None:
     """Arguments of both `ask` and `serve`."""
-    prefix = "public text before every prompt, computed in the clear (ask --server takes the server's)"
+    prefix = "public text before every prompt, computed in the clear (ask --server: the server sets it)"
     add("--prefix", default="", metavar="TEXT", help=prefix)
     add("--tokenizer", help="tokenizer file (default: the model's own)")
     longest = "seconds to wait for one message of the other party, its computing time included (default 120)"

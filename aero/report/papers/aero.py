@@ -277,8 +277,7 @@ def learning_rates(results: Results) -> pd.DataFrame:
         names.append(notation(results, line["run"]))
         cells[int(line["accumulation"]), float(line["learning_rate"])][names[-1]] = outcome
     by_rate = {f"{rate:g}" + f", {n} micro-batches a step" * (n > 1): cells[n, rate] for n, rate in sorted(cells)}
-    table = pd.DataFrame(by_rate, dict.fromkeys(names)).fillna("–")
-    return table.T.rename_axis("learning rate").reset_index()
+    return pd.DataFrame(by_rate, dict.fromkeys(names)).fillna("–").T.rename_axis("learning rate").reset_index()
 
 
 def pruning(results: Results) -> pd.DataFrame:
@@ -298,8 +297,7 @@ SHOWN = 200
 
 
 def against_ngrams(results: Results) -> Figure:
-    """Perplexity of scale desk's runs, mean and range over seeds, and of n-gram models counted on as many tokens. Of
-    the pruned runs, which have a table, only that with six is drawn."""
+    """Perplexity of scale desk's runs (of the pruned ones that with six), and of n-gram models of as many tokens."""
     desk = results.at("desk")
     left_out = set(PRUNED) - {"sm-scfuffn", "sm-scfuffni-6"}
     names = [one for one in results.parameters.runs if desk.perplexity(one) and one not in left_out]

@@ -290,4 +290,6 @@ def _over_training(
 
 def _at_rate(found: Sweep, file: str, checks: dict[str, bool]) -> str:
     rate = f"{found.about['figure_rate']:g}" + " (given)" * bool(found.about.get("figure_rate_by_hand"))
-    return f"{found.folder}/{file}, at rate {rate}: holds in {sum(checks.values())} of {len(checks)} seeds"
+    low, high = wilson(fmean(checks.values()), len(checks))
+    seeds = f"{sum(checks.values())} of {len(checks)} seeds [{low:.0%}, {high:.0%}]"
+    return f"{found.folder}/{file}, at rate {rate}: holds in {seeds}"

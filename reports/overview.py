@@ -92,8 +92,7 @@ show.table(
 # claimed. *Undecided*: within noise, or only some conditions hold. *At ceiling*: both sides are nearly 0 or nearly 1.
 # *Not testable here*: not measured, failed, too few seeds, or the baseline fails the gate. The gate is for the baseline
 # alone: it must beat n-gram models of the same tokens and have half of its heads at middle entropies. Every verdict on
-# perplexity or entropy rests on a 95 % interval. Failed trainings have one for their share. Counts of seeds have
-# none.
+# perplexity or entropy rests on a 95 % interval. A share of trainings or seeds has Wilson's interval.
 #
 # Costs that the papers claim are judged under stock SPU. Those met only by the first table's fitted configuration are
 # *direction reproduced*. All claims are in the appendix, with a search box on the HTML page.

@@ -80,10 +80,10 @@ def _add_model(group: Any) -> None:
 
 def _add_common(add: Callable[..., Any]) -> None:
     """Arguments of both `ask` and `serve`."""
-    prefix = "public text before every prompt, computed in the clear (ask --server: the server sets it)"
+    prefix = "public text before every prompt, computed in the clear (not with ask --server)"
     add("--prefix", default="", metavar="TEXT", help=prefix)
     add("--tokenizer", help="tokenizer file (default: the model's own)")
-    longest = "seconds to wait for one message of the other party, its computing time included (default 120)"
+    longest = "seconds to wait for one message from the other party, computing time included (default 120)"
     add("--timeout", type=float, default=120, metavar="S", help=longest)
     add("--certificate", type=Path, help="this side's certificate (PEM); with --key and --ca")
     add("--key", type=Path, help="private key of --certificate (PEM)")

@@ -13,8 +13,7 @@
 # lower sensitivity than softmax in every seed, but trains at even fewer rates. Neither the published values nor their
 # order were recovered. Of the paper's argument the first step, from variance to entropy, holds. The last, from low
 # entropy to unstable training, does not explain these trainings: they fail also with the kernel whose entropy does not
-# depend on the variance. It fits the language model at a large learning rate, where the entropy of softmax collapses
-# and its loss stays higher.
+# depend on the variance.
 #
 # **Setting not recovered.** For its small model the paper omits token content, residual connections, initialisation,
 # steps and data. An effect that is missing in a training is therefore *undecided* or *opposite here*. Only
@@ -24,6 +23,7 @@
 from aero.report import claims, show
 from aero.report.papers import variance_cores, variance_search, variance_sensitivity, variance_theory
 from aero.report.results import load
+from aero.report.statistics import evidence
 
 SWEEP = ["results/sensitivity/losses.csv", "results/sensitivity/sweep.json"]
 TRACES = ["results/sensitivity/traces.csv"]
@@ -31,7 +31,8 @@ SEARCH = ["results/sensitivity/search.csv", "results/sensitivity/nearest.csv"]
 THEORY = ["results/sensitivity/theory.json", "results/sensitivity/theory.jsonl"]
 TRAIN, CHECK = "dvc repro -s sensitivity", "python -m stages.sensitivity_theory"
 results = load()
-DECODER = [f"results/{results.scale}/{name}.jsonl" for name in ("metrics", "curves")]
+decoder = evidence(results, *map(variance_cores.run_name, variance_cores.COMPARED))
+DECODER = [f"results/{decoder.scale}/{name}.jsonl" for name in ("metrics", "curves")]
 
 # %% [markdown]
 # ## The small model
@@ -155,13 +156,12 @@ show.table(
 # %% [markdown]
 # ## Attention cores in a language model
 #
-# The paper trains LLaMA-1B and GPT-2 Large. Here the cores replace softmax in this artifact's decoder. They are trained
-# at the printed learning rate and, at scale laptop only, at a larger one, inverse to width. At the
-# printed rate the cores hardly differ. At the larger rate the entropy of softmax collapses and its loss stays higher.
+# The paper trains LLaMA-1B and GPT-2 Large. Here the cores replace softmax in this artifact's decoder, at the printed
+# learning rate and schedule.
 
 # %%
 show.figure(
-    variance_cores.figure_1_top(results),
+    variance_cores.figure_1_top(decoder),
     "Three cores while the decoder trains",
     "Lines: means over seeds; bands: their range. Gradient norms are before clipping. Dotted: the bounds that the "
     "paper draws; dashed: what a causal mask allows.",
@@ -171,7 +171,7 @@ show.figure(
 
 # %%
 show.figure(
-    variance_cores.figure_7(results),
+    variance_cores.figure_7(decoder),
     "Softmax and ReLU, entropy of the first layer",
     "As above.",
     sources=DECODER,
@@ -180,7 +180,7 @@ show.figure(
 
 # %%
 show.figure(
-    variance_cores.figure_4(results),
+    variance_cores.figure_4(decoder),
     "Normalised entropy against the variance of the logits",
     "The small model at every second plotted step, the decoder at every evaluation; all seeds. Circles: softmax-based "
     "cores; triangles: others. Variances above 10⁶, right before a divergence, are at the edge.",

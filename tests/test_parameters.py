@@ -9,7 +9,6 @@ import yaml
 
 from aero.config import Parameters, load
 from aero.errors import LONGEST_LINE
-from aero.report.papers.variance_cores import COMPARED, HOT, OTHERS, run_name
 
 ROOT = Path(__file__).resolve().parents[1]
 VALUES = yaml.safe_load((ROOT / "params.yaml").read_text(encoding="utf-8"))
@@ -209,7 +208,7 @@ def test_tables_are_trained_whole_in_the_order_of_a_visit():
     # alone, and those with qk_clip.
     apart = {run for run in parameters.runs if parameters.resolve(run).corpus_name is not None}
     apart |= {run for run in parameters.runs if parameters.resolve(run).train.qk_clip}
-    hot = {run_name(core, HOT) for core in COMPARED + OTHERS}
+    hot = {run for run in parameters.runs if run.endswith("-hot")}
     assert set(listed) == set(parameters.runs) - apart - hot and len(hot) == 7
     gpu = parameters.at_scale("gpu")
     for name, table in parameters.training_order.items():

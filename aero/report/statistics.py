@@ -136,10 +136,9 @@ def outcomes(results: Results, run: str) -> dict[int, list[bool]]:
 
 
 def seed_count(results: Results, run: str) -> str:
-    """How many seeds a run has, and how many of them failed: "3 (1 failed)"."""
-    runs = results.seeds(run)
-    failures = sum(failed(results, one) for one in runs)
-    return f"{len(runs)} ({failures} failed)" if failures else str(len(runs))
+    """How many seeds a run has, and how many of its trainings failed, with those not kept: "3 (1 of 4 failed)"."""
+    seeds, every = len(results.seeds(run)), sum(outcomes(results, run).values(), [])
+    return f"{seeds} ({sum(every)} of {len(every)} failed)" if any(every) else str(seeds)
 
 
 def trained(results: Results, run: str) -> dict[int, float]:
@@ -212,7 +211,7 @@ def change(results: Results, run: str, base: str, base_name: str = "") -> Change
     if len(corpora) > 1:
         unknown = "not every training says which corpus it had"
         return Change(None, f"{unknown if None in corpora else f'another corpus than {base_name}'}: not comparable")
-    logs = _log_ratios(results, run, base)
+    logs = log_ratios(results, run, base)
     notes = []
     for name, runs, others in ((f"{run} ", own, other), (f"{base_name} ", other, own)):
         notes += [f"{name}seed {one.seed} diverged at step {one.diverged_at}" for one in runs if one.diverged]
@@ -236,7 +235,7 @@ def pooled_deviation(results: Results) -> tuple[float, int]:
     results' scale that have two seeds or more, and its degrees of freedom; (0, 0) if none has."""
     squares, freedom = 0.0, 0
     for one in registered(results):
-        logs = _log_ratios(results, one["run"], one["against"]).values()
+        logs = log_ratios(results, one["run"], one["against"]).values()
         if len(logs) > 1:
             squares += variance(logs) * (len(logs) - 1)
             freedom += len(logs) - 1
@@ -249,6 +248,7 @@ def registered(results: Results, part: str = "perplexity") -> list[Any]:
     return yaml_file(path)[part] if path.is_file() else []
 
 
-def _log_ratios(results: Results, run: str, base: str) -> dict[int, float]:
+def log_ratios(results: Results, run: str, base: str) -> dict[int, float]:
+    """log(perplexity of run / perplexity of base) by seed, failed trainings left out."""
     own, other = trained(results, run), trained(results, base)
     return {seed: math.log(own[seed] / other[seed]) for seed in sorted(own) if seed in other}

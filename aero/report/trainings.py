@@ -6,7 +6,6 @@ the lowest quarter, or whose entropy is not finite, has collapsed.
 
 from __future__ import annotations
 
-import itertools
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import replace
 from statistics import fmean
@@ -80,13 +79,12 @@ def perplexity_changes(results: Results, pairs: dict[str, list[str]]) -> Measure
     return of_trainings(results, runs, {name: one.estimate for name, one in found.items()}, unit="%", notes=notes)
 
 
-def failures(results: Results, runs: list[str], against: str = "") -> Measurement:
+def failures(results: Results, runs: list[str], none: bool = False) -> Measurement:
     """Which trainings of `runs` fail, also attempts that are not kept: a loss or gradient is not finite, bigrams of the
-    same tokens do better, or values exceed float16, in which the papers trained; with `against`, in which seeds every
-    training of it fails and none of `runs`."""
-    sides = (*runs, against) if against else tuple(runs)
-    trainings, text = {name: outcomes(results, name) for name in sides}, []
-    for name in sides:
+    same tokens do better, or values exceed float16, in which the papers trained; with `none`, of which runs none does.
+    """
+    trainings, text = {name: outcomes(results, name) for name in runs}, []
+    for name in runs:
         beyond = [one.seed for one in results.seeds(name) if one.metrics.get("float16_overflow") is not None]
         for seed in beyond:
             trainings[name][seed][0] = True
@@ -96,17 +94,12 @@ def failures(results: Results, runs: list[str], against: str = "") -> Measuremen
             share = f"[{low:.0%}, {high:.0%}]"
             text.append(f"{name} at {results.scale}: {sum(every)} of {len(every)} trainings failed{overflow} {share}")
     shared = sorted(set.intersection(*map(set, trainings.values())))
-    missing = not_run(results, *sides) or ("fewer than two seeds in common" if len(shared) < 2 else "")
-    if against and not any(all(trainings[against][seed]) for seed in shared):
-        missing = missing or f"{against} does not fail in every training of any seed"
-    checks: dict[str, bool] = {}
-    for run, seed in itertools.product(runs, shared):
-        own = trainings[run][seed]
-        if against:
-            checks[f"{run}, seed {seed}"] = all(trainings[against][seed]) and not any(own)
-        else:
-            checks |= {f"{run}, seed {seed}, training {number}": one for number, one in enumerate(own, start=1)}
-    return trained(results, seeds(results, *sides), text=", ".join(text), checks=checks, missing=missing)
+    missing = not_run(results, *runs) or ("fewer than two seeds in common" if len(shared) < 2 else "")
+    checks = {run: not any(sum(of_seed.values(), [])) for run, of_seed in trainings.items()}
+    if not none:
+        each = ((run, seed, enumerate(trainings[run][seed], start=1)) for run in runs for seed in shared)
+        checks = {f"{run}, seed {seed}, training {k}": one for run, seed, every in each for k, one in every}
+    return trained(results, seeds(results, *runs), text=", ".join(text), checks=checks, missing=missing)
 
 
 # Attention cores (variance_sensitivity) -------------------------------------------------------------------------------

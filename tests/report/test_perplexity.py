@@ -148,7 +148,7 @@ def test_contradicted_recomputed_from_raw_rows(committed: Results) -> None:
 
 def test_failed_attempts_count_though_another_training_is_kept(tmp_path: Path) -> None:
     results = project(tmp_path, {"sm": (1.3, 1.4, 1.5), "sm-scffn": (1.1, 1.2, 1.3)})
-    sm, rescue = CLAIMS["t2-softmax-only-fails"], CLAIMS["t4-scaling-rescues-training"]
+    sm = CLAIMS["t2-softmax-only-fails"]
     assert claims.decide(results, sm).verdict == "opposite here"
     (tmp_path / "results/gpu").mkdir()
     lines = "desk,sm,1337,1", "desk,sm,1338,0", "desk,sm,1338,", "gpu,sm,1338,1", "desk,sm-g,1338,1"
@@ -156,11 +156,12 @@ def test_failed_attempts_count_though_another_training_is_kept(tmp_path: Path) -
     (tmp_path / "results/gpu/attempts.csv").write_text(text, encoding="utf-8")
     found = claims.decide(results, sm)
     assert found.verdict == "direction reproduced" and "1 of 5 trainings failed" in found.measured
-    only_scaled = dataclasses.replace(rescue, quantity=("failures", {"runs": ["sm-scffn"], "against": "sm"}))
-    found = claims.decide(results, only_scaled)  # seed 1337 of SM can train, so nothing need rescue it
-    assert found.verdict == "not testable here" and "does not fail" in found.evidence
-    results = project(tmp_path / "failing", {"sm": (None, 3.6, 1.5), "sm-scffn": (1.1, 3.7, 1.3)})
-    assert claims.decide(results, only_scaled).verdict == "direction reproduced"  # in 1337, not in 1338
+    scaled = dataclasses.replace(
+        CLAIMS["t4-scaling-rescues-training"], quantity=("failures", {"runs": ["sm-scffn"], "none": True})
+    )
+    assert claims.decide(results, scaled).verdict == "direction reproduced"
+    (tmp_path / "results/gpu/attempts.csv").write_text(text.replace("desk,sm-g", "desk,sm-scffn"), encoding="utf-8")
+    assert claims.decide(results, scaled).verdict == "opposite here"
 
 
 def test_entropies_of_failed_trainings_decide_nothing(tmp_path: Path) -> None:
@@ -187,9 +188,9 @@ def test_a_ratio_to_a_failed_seed_is_left_out(tmp_path: Path) -> None:
 def test_failed_seeds_do_not_enter_the_pruning_curve(tmp_path: Path) -> None:
     results = project(tmp_path, {"sm-scfuffn": (1.1, 1.2, 3.9), "sm-scfuffni-1": (None,), "sm-scfuffni-12": (3.6,)})
     found = aero.pruning(results).set_index("pruned").T  # 3.9 x 19 and 3.6 x 20 are above the bigrams' 70
-    assert list(found[0]) == ["22.0", "23.6", "3 (1 failed)"]  # (1.1 x 20 + 1.2 x 21) / 2
-    assert list(found[1]) == ["diverged at 180", "–", "1 (1 failed)"]
-    assert list(found[12]) == ["72.0", "–", "1 (1 failed)"]
+    assert list(found[0]) == ["22.0", "23.6", "3 (1 of 3 failed)"]  # (1.1 x 20 + 1.2 x 21) / 2
+    assert list(found[1]) == ["diverged at 180", "–", "1 (1 of 1 failed)"]
+    assert list(found[12]) == ["72.0", "–", "1 (1 of 1 failed)"]
     assert list(found[2]) == ["–", "–", "0"]
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import itertools
 import math
 from pathlib import Path
@@ -51,9 +50,7 @@ def test_mean_with_its_standard_error():
     assert variance_theory.with_error(12.3, 1.5) == "12.3(15)" and variance_theory.with_error(2.0, 0.0) == "2"
 
 
-def test_scale_of_rates_by_width(committed):
-    assert variance_cores.seeds_of(committed, "core-softmax-hot")
-    assert not variance_cores.seeds_of(dataclasses.replace(committed, scale="gpu"), "core-softmax-hot")
+def test_last_entropies_of_the_cores(committed):
     assert np.isfinite(list(variance_cores.last(committed, "core-softmax", "entropy").values())).all()
 
 

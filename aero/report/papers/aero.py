@@ -26,7 +26,19 @@ from aero.report.costs import GB, PROGRAMS, counted, fits, row_costs
 from aero.report.papers.panels import PRUNED, TABLE_2_RUNS, layer_lines, learned, mean_and_range, notation
 from aero.report.papers.private_tables import PROGRAM_NAMES, text
 from aero.report.results import Results
-from aero.report.statistics import change, gate, gate_values, ngrams, outcomes, registered, seed_count, trained
+from aero.report.statistics import (
+    change,
+    estimate,
+    gate,
+    gate_values,
+    log_ratios,
+    ngrams,
+    outcomes,
+    pooled_deviation,
+    registered,
+    seed_count,
+    trained,
+)
 from aero.report.tables import perplexities
 from aero.report.trainings import perplexity_change
 from aero.report.verdicts import decide
@@ -189,14 +201,15 @@ def predicted_differences(results: Results) -> pd.DataFrame:
     for one in registered(results):
         run, against, size = one["run"], one["against"], one["published"]
         if desk.seeds(run) and desk.seeds(against):
-            measured = change(desk, run, against).estimate
+            measured, own = change(desk, run, against).estimate, estimate(log_ratios(desk, run, against))
+            by_pooling = own is not None and own.has_interval and measured.excludes(0) and not own.excludes(0)
             sign = {"+": "above 0", "-": "below 0"}[one["sign"]]
             lines.append(
                 {
                     "configuration": notation(results, run),
                     "against": notation(results, against),
                     "predicted, %": f"{size:+g}" + " (Pythia)" * ("Pythia" in one["where"]) if size else sign,
-                    "measured, %": measured.text(1, signed=True) if measured else "–",
+                    "measured, %": measured.text(1, signed=True) + " *" * by_pooling if measured else "–",
                     "seeds": len(measured.seeds) if measured else 0,
                     "verdict": _verdict(desk, one),
                 }
@@ -259,6 +272,8 @@ def training_numbers(results: Results) -> dict[str, str]:
         numbers[name] = f"{price.text(1, signed=True)} %" if price else "not measured"
     found = gate_values(desk, "sm-ln-g")
     gate_of = (text(found[0]), text(found[1]), f"{found[2]:.0%}") if found else ("not measured",) * 3
+    deviation, freedom = pooled_deviation(desk)
+    numbers |= {"deviation": f"{100 * deviation:.1f} %", "freedom": str(freedom)}
     return numbers | dict(zip(("perplexity", "best", "heads"), gate_of, strict=True))
 
 

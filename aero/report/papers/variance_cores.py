@@ -13,28 +13,18 @@ from matplotlib.figure import Figure
 
 from aero.report.papers.panels import mean_and_range
 from aero.report.papers.variance_sensitivity import COLOURS, core_legend, line_style, sweep
-from aero.report.results import Results, Run
+from aero.report.results import Results
 from aero.report.show import GRID, MUTED, no_data, subplots
 from aero.sensitivity import theory
-from aero.sensitivity.metric import SOFTMAX_BASED
+from aero.sensitivity.metric import ORDER, SOFTMAX_BASED
 from aero.sensitivity.setting import TOKENS
 
-HOT, HOT_SCALE = "-hot", "laptop"
-"""Runs whose learning rate is proportional to the width, at scale HOT_SCALE only; other scales leave them out."""
-RATES = {"": "printed rate", HOT: "rate by width"}
-"""Suffix of the runs, and their learning rate in words."""
 COMPARED = ("softmax", "relu", "qk_layernorm")
-OTHERS = ("window_softmax", "sigma_reparam", "sigmoid", "elu")
 
 
-def run_name(core: str, suffix: str) -> str:
-    """The run of an attention core, such as "core-qk-layernorm-hot"."""
-    return f"core-{core.replace('_', '-')}{suffix}"
-
-
-def seeds_of(results: Results, run: str) -> tuple[Run, ...]:
-    """The seeds of a run, none if its learning rate is in proportion to the width at scale HOT_SCALE only."""
-    return () if run.endswith(HOT) and results.scale != HOT_SCALE else results.seeds(run)
+def run_name(core: str) -> str:
+    """The run of an attention core, such as "core-qk-layernorm"."""
+    return f"core-{core.replace('_', '-')}"
 
 
 def last(results: Results, run: str, column: str) -> dict[int, float]:
@@ -65,23 +55,21 @@ def _training(results: Results, cores: Sequence[str], entropy: str, title: str) 
         entropy: title,
         "norm": "‖P‖ (Frobenius)",
     }
-    figure, panels = subplots(len(RATES), len(columns), height=3.0)
-    for row, (suffix, words) in zip(panels, RATES.items(), strict=True):
-        trained = {core: seeds_of(results, run_name(core, suffix)) for core in cores}
-        contexts = [run.metrics["context"] for runs in trained.values() for run in runs]
-        row[0].set_ylabel(words)
-        for panel, (column, name) in zip(row, columns.items(), strict=True):
-            panel.set_title(name)
-            panel.grid(color=GRID)
-            for core, runs in trained.items():
-                mean_and_range(panel, [run.series(column) for run in runs], **line_style(core), linewidth=1.2)
-            if not contexts:
-                no_data(panel, "not measured")
-            elif column == "gradient_norm":
-                panel.set_yscale("log")
-            elif column != "train_loss":
-                _bounds(panel, column, contexts[0])
-    setp(panels[-1], xlabel="step")
+    figure, panels = subplots(1, len(columns), height=1.7)
+    trained = {core: results.seeds(run_name(core)) for core in cores}
+    contexts = [run.metrics["context"] for runs in trained.values() for run in runs]
+    for panel, (column, name) in zip(panels, columns.items(), strict=True):
+        panel.set_title(name)
+        panel.grid(color=GRID)
+        for core, runs in trained.items():
+            mean_and_range(panel, [run.series(column) for run in runs], **line_style(core), linewidth=1.2)
+        if not contexts:
+            no_data(panel, "not measured")
+        elif column == "gradient_norm":
+            panel.set_yscale("log")
+        elif column != "train_loss":
+            _bounds(panel, column, contexts[0])
+    setp(panels, xlabel="step")
     core_legend(figure, cores)
     return figure
 
@@ -105,8 +93,7 @@ def _bounds(panel: Axes, column: str, context: int) -> None:
 
 def figure_4(results: Results) -> Figure:
     """Normalised entropy H / (log N - H) (Eq. 8) against the variance of the logits while training."""
-    points = {"small model": _of_small_model(results)}
-    points |= {f"decoder, {words}": _of_decoders(results, suffix) for suffix, words in RATES.items()}
+    points = {"small model": _of_small_model(results), "decoder": _of_decoders(results)}
     figure, panels = subplots(1, len(points), height=2.2, sharey=True)
     for panel, (title, found) in zip(panels, points.items(), strict=True):
         panel.set_title(title)
@@ -120,7 +107,7 @@ def figure_4(results: Results) -> Figure:
         panel.set(xscale="log", yscale="log", xlabel="variance of the logits")
         panel.grid(color=GRID)
     panels[0].set_ylabel("H / (log N − H)")
-    core_legend(figure, COMPARED + OTHERS)
+    core_legend(figure, ORDER)
     return figure
 
 
@@ -131,15 +118,15 @@ def _of_small_model(results: Results) -> dict[str, pd.DataFrame]:
         return {}
     frame = pd.read_csv(results.root / measured.folder / "traces.csv")
     frame["entropy"] = _normalised(frame["entropy"], TOKENS)
-    shown = frame["core"].isin(COMPARED + OTHERS) & (frame["variance"] > 0) & (frame["entropy"] > 0)
+    shown = frame["core"].isin(ORDER) & (frame["variance"] > 0) & (frame["entropy"] > 0)
     return dict(iter(frame[shown][::2].groupby("core", sort=False)))
 
 
-def _of_decoders(results: Results, suffix: str) -> dict[str, pd.DataFrame]:
+def _of_decoders(results: Results) -> dict[str, pd.DataFrame]:
     """The same of the decoder at every evaluation."""
     found: dict[str, list[pd.DataFrame]] = {}
-    for core in COMPARED + OTHERS:
-        for run in seeds_of(results, run_name(core, suffix)):
+    for core in COMPARED:
+        for run in results.seeds(run_name(core)):
             entropy = _normalised(run.series("entropy"), run.metrics["context"])
             found.setdefault(core, []).append(pd.DataFrame({"variance": run.series("variance"), "entropy": entropy}))
     return {core: pd.concat(frames) for core, frames in found.items()}

@@ -39,14 +39,14 @@ show.table(
 # %%
 numbers = claims.headline(results) | aero.training_numbers(results)
 show.prose(
-    "1. ReLU does better than GELU, without LayerNorm as published, but with it too; `SM+R`, without LayerNorm, "
-    "changes the perplexity of `SM+LN+G` by {no_layer_norm}.\n"
+    "1. ReLU does better than GELU without LayerNorm, as published, and with it too. The perplexity of `SM+R`, without "
+    "LayerNorm, differs from that of `SM+LN+G` by {no_layer_norm}.\n"
     "2. AERO's price is smaller than printed: {softmax_only} in `SM+ScFuFFN`, {pruned} with six feed-forward networks "
     "pruned, and {final} with penalty and temperature besides.\n"
     "3. Penalty and temperature together change `SM+R` by {regularised_relu}, `SM+ScFuFFN` by {regularised}, and "
     "`SM+LN+G`, which has LayerNorm, by {regularised_layer_norm}.\n"
     "4. Without LayerNorm trainings can fail, some of them by chance: `SM` failed in {sm} trainings, `SM+ScFFN` in "
-    "{scaled}, `SM+ScFuFFN` in {fused} and `SM+WNorm(FFN)` in {weight_norm} (seeds that failed were repeated).\n"
+    "{scaled}, `SM+ScFuFFN` in {fused} and `SM+WNorm(FFN)` in {weight_norm} (some seeds were repeated).\n"
     "5. Points 1 to 4 were measured in small models; at the papers' width `SM+G`, `SM+R` and `SM+ScFuFFN` diverged, "
     "and with LayerNorm ReLU is worse than GELU, as published (one seed each).",
     **numbers,
@@ -57,18 +57,19 @@ show.prose(
     "Scale desk has 12 layers, width 128, T = 128 and reads 2.56M tokens twice per run. Predicted signs, verdict rules "
     "and the gate were committed before its first training; later changes are listed "
     "(`results/desk/predictions.yaml`). The gate asks of `SM+LN+G` a perplexity below 0.95 times that of the best "
-    "n-gram model of the same tokens, and middle entropies in half of its heads. It has perplexity {perplexity} "
-    "(n-gram model: {best}) and {heads} of its heads. Planned but not run: other numbers of tokens, width 256, "
-    "replacements of LayerNorm and softmax (QK-clip alone was), Pythia at this scale, and `SM` and regularised models "
-    "at the papers' width.\n\n"
-    "One GPU trained {gpu} of the {all} runs and seeds, CPUs the others and those of the learning-rate search. "
-    "Repeated on the CPU, {repeats} GPU trainings changed in perplexity by {changes}; {within} stayed in the range of "
+    "n-gram model of the same tokens, and middle entropies in half of its heads. `SM+LN+G` has perplexity {perplexity} "
+    "(n-gram model: {best}), and {heads} of its heads have middle entropies. Planned but not run: other numbers of "
+    "tokens, width 256, replacements of LayerNorm and softmax, Pythia at this scale, and `SM` and regularised models "
+    "at the papers' width.\n"
+    "\n"
+    "One GPU did {gpu} of the {all} trainings, CPUs the others and the learning-rate search. Of the GPU's trainings "
+    "{repeats} were repeated on a CPU. Their perplexities changed: {changes}; {within} of them stayed in the range of "
     "the row's seeds. Kept trainings that diverged, all on the CPU: {diverged}. GPU attempts at `SM+G`, `SM+ScFFN`, "
-    "`SM(t)+ScFuFFN` and `SOTA(SM+ScFFN)` stopped too (`docs/gpu.md`), so the processor is hardly the cause. Three "
-    "kept trainings, all of seed 1337, succeeded only when repeated. `SM` and `SM+ScFuFFNi_7` diverged in a first "
-    "attempt on the GPU; on a CPU `SM` diverged again, and `SM+ScFuFFNi_7` stayed at the level of a unigram model. "
-    "`SM(t)+ScFuFFN` diverged twice on the GPU; a CPU's training, the second, is kept. Verdicts on failures count all "
-    "trainings that ended by themselves (`results/gpu/attempts.csv`).",
+    "`SM(t)+ScFuFFN` and `SOTA(SM+ScFFN)` diverged too (`docs/gpu.md`), so the processor is hardly the cause. Three "
+    "kept trainings, all of seed 1337, are repetitions of failed ones. `SM` and `SM+ScFuFFNi_7` diverged on the GPU "
+    "and succeeded there the second time; later both failed on a CPU. `SM(t)+ScFuFFN` diverged twice on the GPU and "
+    "succeeded on a CPU. Verdicts on failures count all trainings that ended by themselves "
+    "(`results/gpu/attempts.csv`).",
     **aero.repeated(results),
     **numbers,
 )
@@ -77,29 +78,31 @@ show.prose(
 # Details of the five points:
 #
 # - With LayerNorm, a linear FFN raises perplexity as printed for Pythia-70M (no value is printed for GPT-2).
-# - In trainings of 1,000 steps, with a shorter warm-up, SM diverges at the usual rate too, SM+R and SM+ScFuFFN at twice
-#   the rate, and every row without LayerNorm at three times the rate; SM+LN+G diverges at none.
-# - The temperature raises the perplexity of SM+ScFuFFN, and the penalty lowers it again. From a margin of 0 to one of
-#   0.30, in steps of 0.05, each wider one has a lower perplexity (0, 0.20 and 0.30: two or three seeds, others: one).
-#   Temperatures that start at 1 raise it by four fifths over a start at 0.01 (one seed).
+# - In trainings of 1,000 steps, with a shorter warm-up, SM diverges at the usual learning rate, SM+R and SM+ScFuFFN at
+#   twice this rate, and every row without LayerNorm at three times this rate; SM+LN+G diverges at none.
+# - The temperature raises the perplexity of SM+ScFuFFN, and the penalty lowers it again. Every widening of the
+#   penalty's margin by 0.05, from 0 to 0.30, lowers perplexity (0, 0.20 and 0.30: two or three seeds, others: one).
+#   Temperatures that start at 1 give a much higher perplexity than those that start at 0.01 (one seed).
 # - At the papers' width (one seed, bfloat16), the models with LayerNorm train, but the baseline does not pass the gate:
 #   it beats n-gram models, but few of its heads have middle entropies. There a linear FFN raises perplexity far more
-#   (table below). In the others the gradient of the last layer was not finite within 50 steps; the cause is open.
+#   (table below). Without LayerNorm the gradient of the last layer became non-finite within 50 steps; the cause
+#   is open.
 # - The order of SM+R and SM+LN+G depends on the budget: after 2.05M tokens SM+R is far worse (table of learning rates).
 
 # %%
 show.prose(
     "The standard deviation of a difference, as registered, is pooled over all differences of the scale: {deviation}, "
-    "with {freedom} degrees of freedom. It is larger than the spread of differences between rows with LayerNorm, "
-    "and smaller than that of `SM+G` or `SM+ScFuFFN` from `SM+LN+G`. The next table marks with * each interval that "
-    "would contain zero by the spread of its own two or three seeds. So point 2 rests on pooling.",
+    "with {freedom} degrees of freedom. It is larger than that of differences between rows with LayerNorm alone, "
+    "and smaller than that of `SM+G` against `SM+LN+G` or of `SM+ScFuFFN` against `SM+LN+G`. The next table marks with "
+    "* each interval that would contain zero by the spread of its own two or three seeds: that AERO's rows have a "
+    "price at all (point 2) rests on pooling.",
     **numbers,
 )
 
 # %% [markdown]
 # Figures and tables with data in `results/laptop` are of scale laptop (width 64, T = 64, a vocabulary of bytes, hence
-# its lower perplexities). That scale shows that the pipeline works; its models are worse than n-gram models. The *first
-# seed* of a run is the first that did not diverge, if there is one.
+# its lower perplexities). That scale shows that the pipeline works; its models are worse than n-gram models. *First
+# seed* means the first seed of a run that did not diverge, if there is one.
 
 # %%
 show.table(
@@ -117,7 +120,7 @@ show.figure(
     aero.against_ngrams(results),
     "Perplexity against n-gram models",
     "Mean and range over the seeds that did not diverge. Dotted: n-gram models (modified Kneser-Ney) of the same "
-    "tokens, n above. Other numbers of pruned networks: table of its own below.",
+    "tokens, n above. Other numbers of pruned networks: separate table below.",
     sources=["results/desk/metrics.jsonl", "results/desk/ngrams.csv"],
     command="make repro SCALE=desk",
 )
@@ -137,11 +140,12 @@ show.table(
 show.table(
     aero.learning_rates(results),
     "Perplexity by learning rate",
-    "2.05M tokens (1,000 steps; with 4 micro-batches 250) and one seed each, or the step at which loss or gradient was "
-    "no longer finite. A bigram model of the same "
+    "2.05M tokens (1,000 steps; with 4 micro-batches 250), one seed each. Diverged at: the step at which loss or "
+    "gradient was no longer finite. A bigram model of the same "
     f"tokens has perplexity {ngrams(desk, 'desk', 2_048_000).get(2, float('nan')):.1f}; trainings above it count as "
-    "failed. So the order of the highest rates at which the predicted rows (left to right) train is undecided, but for "
-    "the first. Other trainings of scale desk take 2,500 steps at rate 0.001.",
+    "failed. The first column was predicted to train at the highest rates, then the others from left to right. "
+    "The first does; the order of the others is undecided. Other trainings of scale desk take 2,500 steps at rate "
+    "0.001.",
     sources=["results/desk/learning_rates.csv", "results/desk/predictions.yaml"],
     command="python -m stages.learning_rates",
 )
@@ -155,8 +159,8 @@ show.table(
     "Perplexity with fewer nonlinearities",
     "Change: over the table's baseline, mean over seeds paired with the baseline's; brackets: 95 % t-interval. This "
     "holds for all tables of perplexities. Failed: diverged, or worse than a bigram model of the same tokens; such a "
-    "training is not compared. PPL: mean over seeds that did not diverge. Published values here: the authors' "
-    "earlier repository.",
+    "training is not compared. PPL: mean over seeds that did not diverge. Published values are those of the "
+    "authors' earlier repository.",
     sources=DESK["metrics"],
     published="aero/table2",
 )
@@ -174,8 +178,8 @@ show.figure(
 show.figure(
     aero.figure_4(results),
     "Learned negative slopes of the leaky ReLU",
-    "Without LayerNorm; lines are layers. All slopes start at 0.01 and decay with the weights. In a short training "
-    "they are still moving.",
+    "Without LayerNorm; lines are layers. All slopes start at 0.01 and are subject to weight decay. At the end of "
+    "this short training they are still moving.",
     sources=CURVES,
     published="aero/figure4",
 )
@@ -190,14 +194,14 @@ show.figure(
 # Divide the range from 0 to the largest entropy observed in a model into quarters. A head is *overloaded* in the
 # highest quarter and *collapsed* in the lowest. Under a causal mask the entropy of row $i$ is at most $\log i$, so the
 # mean cannot exceed $\ln(T!)/T$. This bound is below $\log T$, the maximum that the papers name. The number of
-# overloaded heads depends on the maximum, so all three are shown.
+# overloaded heads depends on the maximum, so the figure shows all three.
 
 # %%
 show.figure(
     aero_entropy.figure_3a(desk),
     "Heads per quarter of the maximum entropy",
-    "Mean over seeds, also those that diverged, against three maxima. Black lines: where the published fraction "
-    "of the last quarter begins, or of the first ends.",
+    "Mean over seeds, also those that diverged, against three maxima. Black lines: the published end of the first "
+    "quarter's share, or start of the last quarter's.",
     sources=DESK["entropy"],
     published="aero/figure3a",
 )
@@ -235,7 +239,7 @@ show.figure(
 # The papers report three failures. The Softmax-only model diverges. Pruning a seventh feed-forward network collapses
 # the last layers. A GELU without LayerNorm overloads the early layers. Here some trainings of each failed (section
 # Training evidence). In the kept ones that trained, heads are overloaded and hardly any collapses (heads per quarter,
-# above), and no value left the range of float16 where it was checked, at every evaluation.
+# above). In these no value was beyond the range of float16 at any evaluation.
 
 # %%
 show.figure(
@@ -266,8 +270,8 @@ show.table(
 show.table(
     aero.table_9(desk),
     "Where to normalise weights",
-    "Baseline: `FFN`, same normalisation; of `FFN` with SNorm: `FFN` with WNorm. Both normalisations of Q and K failed "
-    "(one seed each). Rows that normalise attention and `FFN` were not trained at this scale.",
+    "Baseline: `FFN`, same normalisation (for `FFN` with SNorm: `FFN` with WNorm). Both normalisations of Q and K "
+    "failed (one seed each). Rows that normalise attention and `FFN` were not trained at this scale.",
     sources=DESK["metrics"],
     published="aero/table9",
 )
@@ -303,7 +307,7 @@ show.figure(
 show.figure(
     aero.figure_11(desk),
     "Learned scaling of the feed-forward network",
-    "Dots are seeds that trained, bars their mean. Both start at 1 and still move at the end of a short training.",
+    "Dots are seeds that trained, bars their mean. Both factors start at 1 and still move at the end of training.",
     sources=DESK["entropy"],
     published="aero/figure11",
 )

@@ -1,9 +1,9 @@
 # %% [markdown]
 # # AERO, reproduced
 #
-# Nonlinear operations make private inference of language models expensive. Five papers study attention entropy; two of
-# them, which of these operations a model needs. This report re-runs their experiments. Communication is measured
-# between two processes at the papers' own sizes, models are trained at smaller sizes, and every claim has a
+# Nonlinear operations make private inference of language models expensive. Five papers study attention entropy; two
+# of them also ask which of these operations a model needs. This report re-runs their experiments. Communication is
+# measured between two processes at the papers' own sizes, models are trained at smaller sizes, and every claim has a
 # verdict.
 
 # %%
@@ -20,16 +20,16 @@ numbers = claims.headline(results)
 # %%
 show.prose(
     "1. **Bytes: explained.** The papers do not state how they configured SPU, their framework for two-party "
-    "computation. One configuration gives all {rows} printed GB within {residual:.2f} %: version 0.9.2b0, tanh GELU, "
-    "secret-shared weights. In it, AERO's cheapest row (`SM+ScFuFFNi_6`) saves {saving_fitted:.2f}x, and in stock SPU "
-    "0.9.5, which sends fewer bytes, {saving_stock:.2f}x; printed: {saving:.2f}x.\n"
+    "computation. One configuration gives all {rows} printed values within {residual:.2f} %: version 0.9.2b0, tanh "
+    "GELU, secret-shared weights. In it, AERO's cheapest row (`SM+ScFuFFNi_6`) saves {saving_fitted:.2f}x, and in "
+    "stock SPU 0.9.5, which sends fewer bytes, {saving_stock:.2f}x; printed: {saving:.2f}x.\n"
     "2. **Part of the saving is the baseline's GELU.** Of the {saving_stock:.2f}x, a factor of {saving_gelu:.2f} is "
     "the baseline's costly GELU; with a known cheaper GELU there, {saving_architecture:.2f}x remains. Our program also "
-    "cuts the cost of softmax and matmuls, which AERO keeps, and saves {saving_optimised:.2f}x. It fuses linear "
+    "cuts the cost of softmax and matmuls, which AERO keeps; in it AERO saves {saving_optimised:.2f}x. It fuses linear "
     "feed-forward networks itself, so `SM+ScFFN` saves {saving_unfused:.2f}x too, and pruning adds nothing.\n"
     "3. **Minutes: too short as printed.** The baseline's {gb:.2f} GB need {needed_minutes:.1f} minutes at 100 Mbit/s "
     "even with both directions always busy; printed: {minutes:.2f}. Transfer alone rules out {impossible} of {rows} "
-    "rows; with the rounds of stock SPU, 80 ms each, {impossible_with_rounds}.\n"
+    "rows; transfer and the rounds of stock SPU, 80 ms each, rule out {impossible_with_rounds}.\n"
     "4. **Training: partly reproduced, in small models** (width {width}, {tokens:.1f}M tokens in two passes, {seeds}). "
     "Against `SM+LN+G`, perplexity changes by {no_layer_norm} in `SM+R`, {softmax_alone} in `SM` (paper: diverged) and "
     "{softmax_only} in `SM+ScFuFFN`. Entropy penalty and temperature change `SM+LN+G` by {regularised_layer_norm}, "
@@ -37,7 +37,7 @@ show.prose(
     "and `SM+ScFuFFN` diverged (one seed).\n"
     "5. **Theory: entropy falls, the printed derivative is wrong.** Softmax entropy falls as the variance of the "
     "logits grows, as Theorem 5.1 of Variance Sensitivity says. The derivative it prints is wrong in {wrong_slopes} of "
-    "{slopes} cases. Entropy log T = {log_t:.2f} cannot be reached under a causal mask: the bound at T=128 is "
+    "{slopes} cases. A head's mean entropy cannot reach log T = {log_t:.2f} under a causal mask: its bound at T=128 is "
     "{causal:.2f}.",
     warning="No verdict rests on them: the baseline does not beat n-gram models there. " if numbers["gate"] else "",
     **numbers,
@@ -58,7 +58,7 @@ show.table(
 show.figure(
     aero.perplexity_changes(results.at(numbers["scale"])),
     "What it costs in perplexity",
-    "Perplexities of different corpora do not compare; their ratios to one baseline do. Published at the papers' size, "
+    "Perplexities on two corpora do not compare; ratios to each one's baseline do. Published at the papers' size, "
     f"measured at scale {numbers['scale']} (small models, described in the next chapter). SM diverged in the paper.",
     sources=[f"results/{numbers['scale']}/metrics.jsonl"],
 )
@@ -92,10 +92,10 @@ show.table(
 # claimed. *Undecided*: within noise, or only some conditions hold. *At ceiling*: both sides are nearly 0 or nearly 1.
 # *Not testable here*: not measured, failed, too few seeds, or the baseline fails the gate. Only the baseline is
 # gated: it must beat n-gram models of the same tokens, with at least half of its heads at middle entropies. Every
-# verdict on perplexity or entropy rests on a 95 % interval. A share of trainings or seeds has Wilson's interval.
+# verdict on perplexity or entropy rests on a 95 % interval; for shares of trainings or seeds it is Wilson's.
 #
-# Costs that the papers claim are judged under stock SPU. Those met only by the first table's fitted configuration are
-# *direction reproduced*. All claims are in the appendix, with a search box on the HTML page.
+# The papers' costs are judged under stock SPU. If only the first table's fitted configuration has a printed cost, the
+# verdict is *direction reproduced*. All claims are in the appendix, with a search box on the HTML page.
 
 # %%
 paper = judged.paper.map(show.PAPERS).where(judged.group != claims.OWN, "our own")

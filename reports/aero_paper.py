@@ -338,17 +338,17 @@ show.figure(
 # %% [markdown]
 # ## Pruned feed-forward networks and the margin of the penalty
 #
-# The paper prunes six networks and says that the seventh fails. Here some of its trainings failed, and the kept
-# ones have a higher perplexity than with six (table of differences). Further numbers have one seed and decide
-# nothing: with 2 to 5, and with 8, perplexity is near that of none pruned; with 1, 9, 10 and 11 training diverges; with
-# 12 it stays at the level of a unigram model. SM+ScFFN, of which nothing is pruned, diverged in two of three seeds.
+# The paper prunes six networks and says that pruning seven fails. Here some trainings with seven failed, and the others
+# have a higher perplexity than with six (table of differences). Other counts have one seed and decide nothing: with 2
+# to 5, and with 8, perplexity is near that of none pruned; with 1, 9, 10 and 11 training diverges; with 12 it stays at
+# the level of a unigram model. SM+ScFFN, of which nothing is pruned, diverged in two of three seeds.
 
 # %%
 show.table(
     aero.pruning(desk),
     "Perplexity of SM+ScFuFFN by number of pruned feed-forward networks",
-    "Scale desk, the deepest of 12 pruned first. A seed failed if it diverged or does worse than a bigram model of the "
-    "same tokens; the mean is of the others.",
+    "Scale desk, the deepest of 12 pruned first. A training failed if it diverged or did worse than a bigram model of "
+    "the same tokens; the mean is of the others.",
     sources=DESK["metrics"],
 )
 
@@ -374,8 +374,8 @@ show.figure(
 show.figure(
     aero_entropy.figure_18(desk),
     "Heads per quarter by the margin γ",
-    "Mean over seeds. Black lines: published. The head with the largest entropy is always in the last quarter of the "
-    "observed maximum, which therefore holds at least one head.",
+    "Mean over seeds. Black lines: published. With the observed maximum, the last quarter always holds at least the "
+    "head that has it.",
     sources=DESK["entropy"],
     published="aero/figure18",
 )
@@ -402,13 +402,13 @@ show.figure(
 # ## Longer contexts, more layers, other data, another family
 #
 # These trainings are of scale laptop, with half of the papers' context. No verdict rests on them, even where a sign
-# differs from scale desk's. A perplexity beside "3 failed": trainings ended, but worse than a bigram model.
+# differs from scale desk's. Failed trainings with a perplexity ended, but did worse than a bigram model.
 
 # %%
 show.table(
     aero.table_5(results),
     "Context 256",
-    "Change, brackets and failed: as in AERO Table 2.",
+    "256 in the paper, half of that here. Change, brackets and failed: as in AERO Table 2.",
     sources=METRICS,
     published="aero/table5",
 )
@@ -436,7 +436,7 @@ show.table(
 show.table(
     aero.table_8(results),
     "Pythia-70M",
-    "Change, brackets and failed: as in AERO Table 2.",
+    "Contexts of the paper; half of that here. Change, brackets and failed: as in AERO Table 2.",
     sources=METRICS,
     published="aero/table8",
 )

@@ -30,7 +30,7 @@ BENCH, ROBUSTNESS = "results/bench", "results/robustness"
 # %% [markdown]
 # ## Explorer
 #
-# Search, sort and filter rows by bytes, latency and perplexity, and the claims (HTML page only). Perplexities are of
+# Search, sort and filter the claims, and rows by bytes, latency and perplexity (HTML page only). Perplexities are of
 # scale desk; costs are of the size that a row names.
 
 # %%
@@ -75,7 +75,7 @@ found = [
 show.table(
     pd.DataFrame(found, columns=["claim", "command", "time", "expected", "tolerance"]),
     "What to run",
-    "Bytes are equal on every machine; seconds and last digits of losses are not.",
+    "Bytes agree on every machine, within the tolerance; seconds and last digits of losses do not.",
 )
 
 # %% [markdown]

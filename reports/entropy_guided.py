@@ -10,10 +10,10 @@
 # [differences in perplexity](#differences-in-perplexity-predicted-and-measured)) both together raise the perplexity of
 # models with LayerNorm, against the papers. Without LayerNorm they help SM+R and SM+G, and their effect on SM+ScFuFFN
 # is smaller than the noise: its temperature raises perplexity, and the penalty lowers it by about as much (two seeds;
-# the third with the temperature alone diverged). The verdicts rest on scale desk. Table 3 is of scale laptop, which
-# decides nothing.
+# five other trainings with the temperature alone failed). The verdicts rest on scale desk. Table 3 is of scale laptop,
+# which decides nothing.
 #
-# Most of this paper's tables and figures are in AERO's too, and shown there:
+# Most of this paper's tables and figures are also in the AERO paper, and shown in its chapter:
 #
 # | this paper | shown as | subject |
 # |---|---|---|
@@ -68,7 +68,7 @@ show.figure(
 show.table(
     aero_entropy.guided_table_3(results),
     "Perplexity with and without entropy regularisation",
-    "Change: over the table's baseline, mean over seeds paired with the baseline's; brackets: 95 % t-interval.",
+    "Change: from SM+LN+G with as many tokens, mean over paired seeds; brackets: 95 % t-interval.",
     sources=METRICS,
     published="entropy_guided/table3",
 )
@@ -79,8 +79,8 @@ show.table(
     "Temperature and penalty, apart and together",
     f"Perplexity of SM+ScFuFFN with each part, at scale {desk.scale}. Change: mean over seeds, paired; brackets: 95 % "
     "t-interval. Temperatures start at 0.01 unless the row says otherwise. Some turn negative, which reverses the "
-    "order of attention; the exponential of a learned logarithm cannot. The penalty without "
-    "temperature was not trained there.",
+    "order of attention; the exponential of a learned logarithm cannot. The penalty without temperature was not "
+    "trained at this scale.",
     sources=DESK["metrics"],
 )
 
@@ -93,7 +93,8 @@ show.table(
 show.table(
     aero_entropy.finetuned(results),
     "A short fine-tuning of SmolLM2-135M with the penalty",
-    "Held-out docstrings, one seed; λ = 0: without penalty and temperatures. Entropy: mean of heads over the bound.",
+    "Held-out docstrings, one seed; λ = 0: without penalty and temperatures. Entropy: mean of the heads, as a share of "
+    "the bound.",
     sources=["results/bench/finetune.csv"],
     command="python -m benchmarks.finetune",
 )

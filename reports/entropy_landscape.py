@@ -12,9 +12,9 @@
 # SM+LN+G and SM+LN+R, against the paper. As it says, the highest entropies fall and the heads move away from the
 # baseline's. The landscape of deep layers gets flatter, not steeper.
 #
-# Heads have no order, so steepness across heads depends on their numbering. The evidence of the claim on deep layers in
-# `reports/claims.csv` has it for random orders of heads too. Rows bear the paper's names; the measured models are their
-# counterparts at scale laptop (except the first figure), with half the context and far fewer tokens. Entropies grow
+# Heads have no order, so steepness across heads depends on their numbering; for the claim on deep layers,
+# `reports/claims.csv` also gives it for random orders of heads. Rows bear the paper's names. The measured models are of
+# scale laptop, in the first figure of scale desk, with at most the paper's context and far fewer tokens. Entropies grow
 # with the context: compare differences, not absolute values.
 
 # %%

@@ -6,16 +6,16 @@
 # performance falls. It proposes two remedies: a shared attention sink before every segment, and selective
 # attention to few segments.
 #
-# **What holds here.** As $P$ grows, performance falls and the query's attention entropy rises, in texts of 8,000
-# tokens too. Keys of the segments' first tokens and the logits are smaller than in full attention, which is the paper's
+# **What holds here.** As $P$ grows, performance falls and the query's attention entropy rises, in texts of 8,000 tokens
+# too. Keys of the segments' first tokens and the logits are smaller than in full attention, which is the paper's
 # explanation. Both remedies lower the entropy. Selective attention recovers answers in both retrieval tasks, more of
 # them with a sink, and lowers the perplexity of both texts. With one segment kept, it answers more questions about
-# people than full attention does. In classification the gains are within the intervals. On the texts, keys taken from
-# full attention beat both remedies together, against the paper. Questions share contexts, so intervals are too
+# people than full attention does. In classification the gains are within the intervals. On the texts, unlike in the
+# paper, keys taken from full attention beat both remedies together. Questions share contexts, so intervals are too
 # narrow.
 #
 # **Setting.** The paper measures Llama-3.1-8B and similar models on benchmarks that are not included here. This report
-# measures SmolLM2-135M-Instruct, a small model of the same family, on natural-language tasks that are generated
+# measures SmolLM2-135M-Instruct, a small model of the same architecture, on natural-language tasks that are generated
 # offline. Directions can be compared with the paper, sizes cannot.
 
 # %%
@@ -82,9 +82,9 @@ show.figure(
 show.figure(
     parallel_figures.figure_layers(results),
     "Layers of the pretrained model",
-    "Lines: means over the tasks; bands: their range. Panels of keys and values: their norms at the largest P over "
-    "those of the same tokens in full attention. A low entropy may be a sink: where entropy is low, the first "
-    "tokens take most of the attention. GPT-2 (SM+LN+G): as trained here at scale desk, on 128 tokens; its layers are "
+    "Lines: means over the tasks; bands: their range. Panels of keys and values: their norms at the largest P, "
+    "relative to those of the same tokens in full attention. A low entropy may be a sink: where entropy is low, the "
+    "first tokens take most of the attention. GPT-2 (SM+LN+G): as trained here at scale desk, T = 128; its layers are "
     "spread over the same depth.",
     sources=[*RESULTS, "results/desk/entropy.jsonl"],
     command=MEASURE,
@@ -113,7 +113,7 @@ show.table(
     "Selective attention by K and aggregation",
     "Published at P = 64 / measured at the largest P of each task, without a shared sink. K segments are kept, by "
     "scores that are each token's, layer's and head's own or summed over tokens (T), heads (H) and layers (L). The "
-    "aggregation varies at K = 2, and K with the aggregation HT (texts: none).",
+    "aggregation varies at K = 2; K varies with the aggregation HT (on texts without aggregation).",
     sources=RESULTS,
     command=MEASURE,
     published="parallel_context/Summary, ablation study",
@@ -124,7 +124,8 @@ show.table(
     parallel_figures.table_lengths(results),
     "Longer contexts",
     "Perplexity or % right with full attention and at P = 64 (UUID pairs: 16); brackets: 95 % interval. r: of entropy "
-    "and loss over P, without a remedy. Longer: two contexts each, at P = 1, 4, 16 and 64. Measuring took at "
+    "and loss over P, without a remedy. Longer contexts: two each, at P = 1, 4, 16 and, but for UUID pairs, 64. "
+    "Measuring took at "
     f"most {parallel_context.peak_memory(results) / 1e9:.1f} GB of memory.",
     sources=["results/parallel_context"],
     command=MEASURE,
@@ -140,8 +141,8 @@ show.table(
 # %% [markdown]
 # ## Other models
 #
-# `docs/parallel_context.md` has the command that measures another Llama, Mistral or Qwen2. None is committed; what you
-# measure appears here.
+# `docs/parallel_context.md` has the command that measures another Llama, Mistral or Qwen2. No result of another is
+# committed; what you measure appears here.
 
 # %%
 for name, other in parallel_context.models(results).items():

@@ -94,7 +94,7 @@ show.table(
 show.table(
     tables.figure_15(results),
     "AERO Figure 15, costs: Pythia-70M, T=256",
-    "The paper texts used here lack the printed values. Most of the baseline is the exact GELU: erf costs "
+    "Our text of the paper lacks the figure's values. Most of the baseline is the exact GELU: erf costs "
     "three times as many bytes in SPU 0.9.5 as in 0.9.2b0.",
     sources=["results/two_party/all_rows.csv", "results/two_party/fitted_figure15_rows.csv"],
 )
@@ -103,12 +103,12 @@ show.table(
 # ## How the fit was found
 #
 # The papers do not state the configuration. The bytes of every combination of choices were composed from measured
-# operations and compared with all published rows (`docs/communication_fit.md`). The best: SPU 0.9.2b0 (one
-# non-default setting), secret-shared weights, tanh GELU, exp(x) = 0 below x = -14, Q, K and V in one matmul, token ids
-# looked up in secret. It has logits of all positions, a final LayerNorm in every row, free scaling factors, and GB of
-# 10⁹ bytes in both directions. It is the best fit, not the only good one. One matmul for Q, K and V, the
-# fraction bits and the final LayerNorm matter little. Version, GELU and shared weights matter much: changing one
-# gives a residual above 15 %. The four tables of AERO's rows above list every residual.
+# operations and compared with all published rows (`docs/communication_fit.md`). The best: SPU 0.9.2b0 (one non-default
+# setting), secret-shared weights, tanh GELU, exp(x) = 0 below x = -14, Q, K and V in one matmul, token ids looked up in
+# secret. It has logits of all positions, a final LayerNorm in every row, scaling factors that cost nothing, and GB of
+# 10⁹ bytes in both directions. It is the best fit, not the only good one. The fraction bits, the final LayerNorm and
+# one matmul for Q, K and V matter little. Version, GELU and shared weights matter much: changing one gives a residual
+# above 15 %. The four tables of AERO's rows above list every residual.
 
 # %%
 show.table(
@@ -126,8 +126,8 @@ show.table(
 # AERO says that its baseline computes GELU by polynomials in segments. The published bytes are those of SPU's own,
 # unoptimised GELU. A GELU of three polynomial segments, known since BumbleBee, costs a third of its bytes. If the
 # baseline uses that GELU, the saving is about half as large. A saving is a factor, so its parts multiply. If both sides
-# are optimised, the saving is larger than published, but fusing or pruning the feed-forward networks adds nothing:
-# our program folds linear ones without LayerNorm into attention.
+# are optimised, softmax-only rows save more than published, but fusing or pruning the feed-forward networks adds
+# nothing: our program folds linear ones without LayerNorm into attention.
 
 # %%
 show.table(
@@ -200,16 +200,17 @@ show.table(
 # ## Other systems
 #
 # Our smallest number is of a network whose layers have no nonlinear operation but the softmax. Like for like
-# (`SM+LN+G`) we send fewer bytes than BumbleBee, and more than BLB and EncFormer. Systems with a dealer or a third
-# party need someone else who is trusted. Systems with homomorphic encryption alone send less and compute more.
+# (`SM+LN+G`) we send fewer bytes than BumbleBee, and more than EncFormer and (by its own comparison with BOLT) BLB.
+# Systems with a dealer or a third party need someone else who is trusted. Systems with homomorphic encryption alone
+# send less and compute more.
 
 # %%
 ratios = ", ".join(f"{tables.text(ratio, 2)}x {system}" for system, ratio in figures.bytes_over_peers(results).items())
 show.table(
     figures.peers(results),
     "Private inference with transformers",
-    "Here, all optimizations but bounded logits: also those the optimised program lacks (below). Bytes of our "
-    f"`SM+LN+G` with them over others': {ratios} (BLB by its own comparison with BOLT). BERT-base has GPT-2's layers "
+    "All optimizations but bounded logits: with those that the optimised program lacks (below). With them our "
+    f"`SM+LN+G` sends, in others' bytes: {ratios} (BLB by its own comparison with BOLT). BERT-base has GPT-2's layers "
     "and width, and a smaller vocabulary. Last column: where a number was read. Second-hand: quoted by others.",
     sources=["aero/published/peers.csv", "results/two_party/outside_tuned.csv"],
 )
@@ -240,8 +241,8 @@ show.table(
 show.prose(
     "An optimised pass of `SM+ScFuFFN` takes {total:.1f} minutes on the WAN: {computing:.1f} of computing, "
     "{transfer:.1f} of transfer and {rounds:.1f} of rounds. A next token with cached keys and values takes about "
-    "{next:.1f} minutes, {next_rounds:.1f} of them rounds. Its computing time is the whole "
-    "pass's, scaled by next-token over whole computing on a slower machine.",
+    "{next:.1f} minutes, {next_rounds:.1f} of them rounds. Its computing time is that of the whole pass, times the "
+    "ratio of both on a slower machine.",
     **tables.minutes_of_a_pass(results, "SM+ScFuFFN"),
 )
 
@@ -265,8 +266,8 @@ show.figure(
 )
 
 # %% [markdown]
-# This section's seconds of whole passes and the first page's are sums over operations measured in one session: quote
-# these. Some passes of other tables ran whole or on slower machines; compare their seconds only within a table.
+# Seconds of passes at GPT-2's size, in this section and on the first page, are sums over operations measured in one
+# session: quote these. Passes of other tables ran whole or on slower machines: compare seconds at most within a table.
 #
 # The latency on a network is modelled:
 #
@@ -279,7 +280,7 @@ show.figure(
 show.table(
     tables.latency_model(results),
     "The latency model against measured passes",
-    "Complete passes of small trained models over links of limited rate and delay.",
+    "Complete passes of small trained models over links of set rate and delay.",
     sources=["results/two_party/shaped.csv"],
     command="python -m benchmarks.shaped_network passes",
 )
@@ -293,13 +294,13 @@ show.table(
 
 # %%
 show.prose(
-    "On 200 held-out prompts of each of four small trained models its logits differ from PyTorch's by at most "
-    "{optimised:.2g} (stock SPU, on 20: {stock:.2g}), and every top token is the same; also in three of them with all "
-    "optimizations but bounded logits. With bounded logits (run `sm-scfuffn-qk-clip`) two of 200 answers are wrong if "
-    "reciprocals are bounded too, none otherwise. At GPT-2's size, with random weights, logits differ by at most "
-    "{optimised_at_size:.2g} (stock SPU: {stock_at_size:.2g}). These numbers are from "
-    "`results/two_party/savings_errors.csv` and the first table of the next section; the other tables list single "
-    "measurements.",
+    "On four small trained models, 200 held-out prompts each, its logits differ from PyTorch's by at most "
+    "{optimised:.2g} (stock SPU, on 20 prompts: {stock:.2g}), and every top token is the same. With all optimizations "
+    "but bounded logits every top token is the same in three of the models. With bounded logits (run "
+    "`sm-scfuffn-qk-clip`) two of 200 answers are wrong if reciprocals are bounded too, none otherwise. At GPT-2's "
+    "size, with random weights, logits differ by at most {optimised_at_size:.2g} (stock SPU: {stock_at_size:.2g}). "
+    "These numbers are from `results/two_party/savings_errors.csv` and the first table of the next section. The tables "
+    "list single passes.",
     **tables.largest_logit_errors(results),
 )
 
@@ -308,10 +309,10 @@ show.table(
     tables.ablation(results),
     "The optimizations one by one",
     "Bytes: alone (in stock SPU) / left out of the optimised program or, where marked, added to it. Logit error: "
-    "largest difference from PyTorch's in complete passes with it alone. GELU by squares includes segmented GELU. "
-    "Dashes: not measured. Errors of lattice attention, lattice rest, wide maxima, bounded reciprocals and the last "
-    "line: with weights of later trainings of the same runs; of bounded logits: run `sm-scfuffn-qk-clip`, with late "
-    "division.",
+    "largest difference from PyTorch's in complete passes with it alone. GELU by squares replaces the polynomial of "
+    "segmented GELU. Dashes: not measured. Errors of lattice attention, lattice rest, wide maxima, bounded reciprocals "
+    "and the last line: with weights of later trainings of the same runs; of bounded logits: run `sm-scfuffn-qk-clip`, "
+    "with late division.",
     sources=[f"results/two_party/{name}.csv" for name in ("savings", "outside_tuned", "savings_errors")],
     command="python -m benchmarks.optimizations bytes",
 )
@@ -322,8 +323,8 @@ show.table(
     "Optimizations outside the optimised program",
     "Options of `--program`, newer than the optimised program of the other tables. In parentheses: GB and rounds if "
     "the softmax's maxima were free. Bounded logits need a model trained with QK-clip. Seconds of computing and "
-    "minutes on the WAN (100 Mbit/s, 80 ms) are over those of the first line. All operations were measured in one "
-    "session on one machine; rounds differ from those of other tables by some per cent.",
+    "minutes on the WAN (100 Mbit/s, 80 ms) are relative to those of the first line. All operations were measured in "
+    "one session on one machine; rounds differ from those of other tables by some per cent.",
     sources=["results/two_party/outside_tuned.csv"],
     command="python -m benchmarks.optimizations together",
 )
@@ -356,7 +357,7 @@ show.table(
 show.table(
     tables.cached_passes(results),
     "A next token with cached keys and values",
-    "A whole pass over 128 tokens (SmolLM2-135M: 16) and the costlier of the last two tokens from the cache; in "
+    "A whole pass over 128 tokens (SmolLM2-135M: 16) and the costlier of the last two passes over one token; in "
     "brackets their ratio. The machines differ: compare seconds within a line only.",
     sources=["results/two_party/generation.csv"],
     command="python -m benchmarks.generation SM+ScFuFFN SM+LN+R SM+LN+G",

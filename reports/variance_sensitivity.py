@@ -3,21 +3,21 @@
 #
 # *Variance Sensitivity Induces Attention Entropy Collapse* says that softmax attention reacts to the variance of its
 # logits: as it grows, entropy collapses and training becomes unstable. Attention *cores* such as the ReLU kernel and
-# QK-LayerNorm avoid this. The paper shows the effect in a small attention-only Transformer, in a language model, and in
+# QK-LayerNorm avoid this. The paper shows the effect in a small attention-only Transformer, in language models, and in
 # theory.
 #
 # **What holds here.** Softmax entropy falls as the variance of the logits grows, and the entropy of the ReLU kernel
 # does not: what Theorem 5.1 says of collapse is right. Its printed derivative is wrong, several other formulas need
-# correction, and a collapse does not always enlarge the bound on the gradient (Eq. 9). In the small model softmax
-# and the ReLU kernel diverge at large learning rates, and QK-LayerNorm at slightly larger ones. The ReLU kernel has a
-# lower sensitivity than softmax in every seed, but trains at even fewer rates. Neither the published values nor their
-# order were recovered. Of the paper's argument the first step, from variance to entropy, holds. The last, from low
-# entropy to unstable training, does not explain these trainings: they fail also with the kernel whose entropy does not
-# depend on the variance.
+# correction, and a collapse does not always enlarge the bound on the gradient (Eq. 9). In the small model softmax and
+# the ReLU kernel diverge at large learning rates, and QK-LayerNorm at slightly larger ones. The ReLU kernel has a lower
+# sensitivity than softmax in every seed, but trains at even fewer rates. Neither the published values nor their order
+# was recovered. Of the paper's argument the first step, from variance to entropy, holds. The last, from low entropy to
+# unstable training, does not explain these trainings: they fail also with the kernel whose entropy does not depend on
+# the variance.
 #
-# **Setting not recovered.** For its small model the paper omits token content, residual connections, initialisation,
-# steps and data. An effect that is missing in a training is therefore *undecided* or *opposite here*. Only
-# formulas, and draws at sizes that the paper states, can be *contradicted*.
+# **Setting not recovered.** The paper does not state token content, residual connections, initialisation, steps and
+# data of its small model. An effect that is missing in a training is therefore *undecided* or *opposite here*. Only
+# formulas and simulations at sizes that the paper states can be *contradicted*.
 
 # %%
 from aero.report import claims, show
@@ -47,7 +47,7 @@ show.table(
     "Sensitivity to the learning rate",
     "Measured: losses clipped at the initial loss, then averaged over five seeds; brackets: 95 % bootstrap interval. "
     "The next column averages first. A rate trains if its final loss is below half of that of predicting 0; the "
-    "count is a mean over seeds. A low value can mean that a core hardly learns at any rate.",
+    "count is a mean over seeds. A low sensitivity can mean that a core hardly learns at any rate.",
     sources=SWEEP,
     command=TRAIN,
     published="variance_sensitivity/table1",
@@ -85,8 +85,8 @@ show.figure(
     variance_sensitivity.figure_1_bottom(results),
     "Training behaviour",
     f"Learning rate {variance_sensitivity.rate_of_figures(results):g}, first seed. "
-    "Entropy: mean and standard deviation over layers; dotted: bounds of Proposition 5.3. A cross marks "
-    "the last finite value of a training that diverged, a triangle one above the panel.",
+    "Entropy: mean and standard deviation over layers; dotted: bounds of Proposition 5.3. A cross marks the last "
+    "finite value of a training that diverged, a triangle such a value above the panel.",
     sources=TRACES,
     command=TRAIN,
     published="variance_sensitivity/figure1 (bottom)",
@@ -106,7 +106,7 @@ show.figure(
 show.figure(
     variance_sensitivity.figure_8(results),
     "Training behaviour of QK-LayerNorm by treatment of γ",
-    "As above. Clipped γ: QK-LayerNorm of the other figures and of the table.",
+    "As above. Clipped γ (the value, not its gradient): called QK-LayerNorm elsewhere.",
     sources=TRACES,
     command=TRAIN,
     published="variance_sensitivity/figure8",
@@ -127,9 +127,9 @@ show.figure(
 show.figure(
     variance_sensitivity.figure_11(results),
     "Attention of the first layer",
-    "First seed, one sequence of 20 tokens, at the learning rate of the figures above. The last step is the last "
-    "before softmax diverges, or the training's last. Trained apart from the figures above, where softmax diverges at "
-    "another step.",
+    "First seed, one sequence of 20 tokens, at the learning rate of the figures above. The last map is of the step "
+    "before softmax diverges, or of the training's end. From a separate training: in the figures above softmax "
+    "diverges at another step.",
     sources=["results/sensitivity/maps.csv"],
     command=TRAIN,
     published="variance_sensitivity/figure11",
@@ -182,7 +182,7 @@ show.figure(
 show.figure(
     variance_cores.figure_4(decoder),
     "Normalised entropy against the variance of the logits",
-    "The small model at every second plotted step, the decoder at every evaluation; all seeds. Circles: softmax-based "
+    "The small model at every second logged step, the decoder at every evaluation; all seeds. Circles: softmax-based "
     "cores; triangles: others. Variances above 10⁶, right before a divergence, are at the edge.",
     sources=TRACES + DECODER,
     published="variance_sensitivity/figure4",
@@ -192,19 +192,18 @@ show.figure(
 # ## Theory
 #
 # Printed formulas are compared with Monte Carlo draws that do not use them. Theorem 5.1 says three things of the
-# expected entropy of softmax over $N$ logits of variance $\sigma^2$. It falls as $\sigma^2$ grows: true. It
-# is about $\log N - (N-1)\sigma^2/2N$: true for a small variance. Its derivative in $\sigma^2$ is
-# $-\mathbb{E}[\sum_i z_i^2 p_i]$: false; the last line of Appendix E.3 has the right one,
-# $-\mathbb{E}[\mathrm{Var}_p(z)]/2\sigma^2$. In Appendix E.4 $\mathbb{E}[\delta^2]$ is
-# $\pi(\pi-1)/D$ instead of $(\pi^2-1)/D$. Proposition 5.3 assumes that every query sees every key. The derivations
-# are in `docs/variance_sensitivity.md`.
+# expected entropy of softmax over $N$ logits of variance $\sigma^2$. It falls as $\sigma^2$ grows: true. It is about
+# $\log N - (N-1)\sigma^2/2N$: true for a small variance. Its derivative in $\sigma^2$ is $-\mathbb{E}[\sum_i z_i^2
+# p_i]$: false; the last line of Appendix E.3 has the right one, $-\mathbb{E}[\mathrm{Var}_p(z)]/2\sigma^2$. Appendix
+# E.4 prints $(\pi^2-1)/D$ for $\mathbb{E}[\delta^2]$; $\pi(\pi-1)/D$ is right. Proposition 5.3 assumes that every query
+# sees every key. The derivations are in `docs/variance_sensitivity.md`.
 
 # %%
 show.figure(
     variance_theory.figure_expansion(results),
     "Theorem 5.1 against draws",
-    "Left: the expansion holds where σ² is small against 2 log N. Right: the printed derivative starts at 0, where the "
-    "expansion's slope is −(N−1)/2N, and falls without bound.",
+    "Left: the expansion holds where σ² is small against 2 log N. Right: the printed derivative starts at 0, not at "
+    "the expansion's slope of −(N−1)/2N, and falls without bound.",
     sources=THEORY,
     command=CHECK,
 )
@@ -213,7 +212,7 @@ show.figure(
 show.figure(
     variance_theory.figure_3_left(results),
     "Attention weights at controlled variance",
-    "One query, N = 200, unit-norm queries, keys from N(0, σ²I). Weights below 10⁻⁶ are at 10⁻⁶. The paper prints an "
+    "One query of norm 1, N = 200, keys from N(0, σ²I). Weights below 10⁻⁶ are at 10⁻⁶. The paper prints an "
     "entropy of about 5.0 for the ReLU kernel but no D; here D = 12.",
     sources=THEORY,
     command=CHECK,

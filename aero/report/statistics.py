@@ -136,8 +136,8 @@ def outcomes(results: Results, run: str) -> dict[int, list[bool]]:
 
 
 def seed_count(results: Results, run: str) -> str:
-    """How many seeds a run has, and how many of its trainings failed, with those not kept: "3 (1 of 4 failed)"."""
-    seeds, every = len(results.seeds(run)), sum(outcomes(results, run).values(), [])
+    """How many seeds of a run trained, and how many trainings failed, with those not kept: "2 (1 of 3 failed)"."""
+    seeds, every = len(trained(results, run)), sum(outcomes(results, run).values(), [])
     return f"{seeds} ({sum(every)} of {len(every)} failed)" if any(every) else str(seeds)
 
 

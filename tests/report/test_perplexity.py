@@ -188,9 +188,9 @@ def test_a_ratio_to_a_failed_seed_is_left_out(tmp_path: Path) -> None:
 def test_failed_seeds_do_not_enter_the_pruning_curve(tmp_path: Path) -> None:
     results = project(tmp_path, {"sm-scfuffn": (1.1, 1.2, 3.9), "sm-scfuffni-1": (None,), "sm-scfuffni-12": (3.6,)})
     found = aero.pruning(results).set_index("pruned").T  # 3.9 x 19 and 3.6 x 20 are above the bigrams' 70
-    assert list(found[0]) == ["22.0", "23.6", "3 (1 of 3 failed)"]  # (1.1 x 20 + 1.2 x 21) / 2
-    assert list(found[1]) == ["diverged at 180", "–", "1 (1 of 1 failed)"]
-    assert list(found[12]) == ["72.0", "–", "1 (1 of 1 failed)"]
+    assert list(found[0]) == ["22.0", "23.6", "2 (1 of 3 failed)"]  # (1.1 x 20 + 1.2 x 21) / 2
+    assert list(found[1]) == ["diverged at 180", "–", "0 (1 of 1 failed)"]
+    assert list(found[12]) == ["72.0", "–", "0 (1 of 1 failed)"]
     assert list(found[2]) == ["–", "–", "0"]
 
 

@@ -63,11 +63,11 @@ show.prose(
     "at the papers' width.\n"
     "\n"
     "One GPU did {gpu} of the {all} trainings, CPUs the others and the learning-rate search. Of the GPU's trainings "
-    "{repeats} were repeated on a CPU. Their perplexities changed: {changes}; {within} of them stayed in the range of "
+    "{repeats} also finished on a CPU. Their perplexities changed: {changes}; {within} of them stayed in the range of "
     "the row's seeds. Kept trainings that diverged, all on the CPU: {diverged}. GPU attempts at `SM+G`, `SM+ScFFN`, "
     "`SM(t)+ScFuFFN` and `SOTA(SM+ScFFN)` diverged too (`docs/gpu.md`), so the processor is hardly the cause. Three "
-    "kept trainings, all of seed 1337, are repetitions of failed ones. `SM` and `SM+ScFuFFNi_7` diverged on the GPU "
-    "and succeeded there the second time; later both failed on a CPU. `SM(t)+ScFuFFN` diverged twice on the GPU and "
+    "kept trainings, all of seed 1337, succeeded after failed ones. `SM` and `SM+ScFuFFNi_7` diverged on the GPU and "
+    "succeeded there the second time; later both failed on a CPU. `SM(t)+ScFuFFN` diverged twice on the GPU and "
     "succeeded on a CPU. Verdicts on failures count all trainings that ended by themselves "
     "(`results/gpu/attempts.csv`).",
     **aero.repeated(results),
@@ -92,7 +92,7 @@ show.prose(
 # %%
 show.prose(
     "The standard deviation of a difference, as registered, is pooled over all differences of the scale: {deviation}, "
-    "with {freedom} degrees of freedom. It is larger than that of differences between rows with LayerNorm alone, "
+    "with {freedom} degrees of freedom. It is larger than that of differences among rows with LayerNorm, "
     "and smaller than that of `SM+G` against `SM+LN+G` or of `SM+ScFuFFN` against `SM+LN+G`. The next table marks with "
     "* each interval that would contain zero by the spread of its own two or three seeds: that AERO's rows have a "
     "price at all (point 2) rests on pooling.",
@@ -102,7 +102,7 @@ show.prose(
 # %% [markdown]
 # Figures and tables with data in `results/laptop` are of scale laptop (width 64, T = 64, a vocabulary of bytes, hence
 # its lower perplexities). That scale shows that the pipeline works; its models are worse than n-gram models. *First
-# seed* means the first seed of a run that did not diverge, if there is one.
+# seed* means a run's first seed that did not diverge, if there is one.
 
 # %%
 show.table(
@@ -200,8 +200,8 @@ show.figure(
 show.figure(
     aero_entropy.figure_3a(desk),
     "Heads per quarter of the maximum entropy",
-    "Mean over seeds, also those that diverged, against three maxima. Black lines: the published end of the first "
-    "quarter's share, or start of the last quarter's.",
+    "Mean over seeds, also those that diverged, against three maxima. Black lines: where the published first quarter "
+    "ends, or the last one begins.",
     sources=DESK["entropy"],
     published="aero/figure3a",
 )
@@ -402,7 +402,7 @@ show.figure(
 # ## Longer contexts, more layers, other data, another family
 #
 # These trainings are of scale laptop, with half of the papers' context. No verdict rests on them, even where a sign
-# differs from scale desk's. Failed trainings with a perplexity ended, but did worse than a bigram model.
+# differs from scale desk's. Failed rows with a perplexity did not diverge, but did worse than a bigram model.
 
 # %%
 show.table(
@@ -436,7 +436,7 @@ show.table(
 show.table(
     aero.table_8(results),
     "Pythia-70M",
-    "Contexts of the paper; half of that here. Change, brackets and failed: as in AERO Table 2.",
+    "The paper's contexts; half of each here. Change, brackets and failed: as in AERO Table 2.",
     sources=METRICS,
     published="aero/table8",
 )

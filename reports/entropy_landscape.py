@@ -14,8 +14,8 @@
 #
 # Heads have no order, so steepness across heads depends on their numbering; for the claim on deep layers,
 # `reports/claims.csv` also gives it for random orders of heads. Rows bear the paper's names. The measured models are of
-# scale laptop, in the first figure of scale desk, with at most the paper's context and far fewer tokens. Entropies grow
-# with the context: compare differences, not absolute values.
+# scale laptop (first figure: desk), with at most the paper's context and far fewer tokens. Entropies grow with the
+# context: compare differences, not absolute values.
 
 # %%
 from aero.report import claims, show

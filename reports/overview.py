@@ -94,7 +94,7 @@ show.table(
 # gated: it must beat n-gram models of the same tokens, with at least half of its heads at middle entropies. Every
 # verdict on perplexity or entropy rests on a 95 % interval; for shares of trainings or seeds it is Wilson's.
 #
-# The papers' costs are judged under stock SPU. If only the first table's fitted configuration has a printed cost, the
+# The papers' costs are judged under stock SPU. If only the first table's configuration gives the printed cost, the
 # verdict is *direction reproduced*. All claims are in the appendix, with a search box on the HTML page.
 
 # %%

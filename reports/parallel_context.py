@@ -15,7 +15,7 @@
 # narrow.
 #
 # **Setting.** The paper measures Llama-3.1-8B and similar models on benchmarks that are not included here. This report
-# measures SmolLM2-135M-Instruct, a small model of the same architecture, on natural-language tasks that are generated
+# measures SmolLM2-135M-Instruct, a small model of the same architecture, on two texts and on tasks that are generated
 # offline. Directions can be compared with the paper, sizes cannot.
 
 # %%
@@ -113,7 +113,7 @@ show.table(
     "Selective attention by K and aggregation",
     "Published at P = 64 / measured at the largest P of each task, without a shared sink. K segments are kept, by "
     "scores that are each token's, layer's and head's own or summed over tokens (T), heads (H) and layers (L). The "
-    "aggregation varies at K = 2; K varies with the aggregation HT (on texts without aggregation).",
+    "aggregation varies at K = 2; K varies at aggregation HT (on the texts: at none).",
     sources=RESULTS,
     command=MEASURE,
     published="parallel_context/Summary, ablation study",
@@ -124,7 +124,7 @@ show.table(
     parallel_figures.table_lengths(results),
     "Longer contexts",
     "Perplexity or % right with full attention and at P = 64 (UUID pairs: 16); brackets: 95 % interval. r: of entropy "
-    "and loss over P, without a remedy. Longer contexts: two each, at P = 1, 4, 16 and, but for UUID pairs, 64. "
+    "and loss over P, without a remedy. Longer rows: two contexts each, at P = 1, 4, 16 and, but for UUID pairs, 64. "
     "Measuring took at "
     f"most {parallel_context.peak_memory(results) / 1e9:.1f} GB of memory.",
     sources=["results/parallel_context"],

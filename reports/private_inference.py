@@ -209,8 +209,8 @@ ratios = ", ".join(f"{tables.text(ratio, 2)}x {system}" for system, ratio in fig
 show.table(
     figures.peers(results),
     "Private inference with transformers",
-    "All optimizations but bounded logits: with those that the optimised program lacks (below). With them our "
-    f"`SM+LN+G` sends, in others' bytes: {ratios} (BLB by its own comparison with BOLT). BERT-base has GPT-2's layers "
+    "All optimizations but bounded logits: with those that the optimised program lacks (below). With them the bytes of "
+    f"our `SM+LN+G` are {ratios} (BLB by its own comparison with BOLT). BERT-base has GPT-2's layers "
     "and width, and a smaller vocabulary. Last column: where a number was read. Second-hand: quoted by others.",
     sources=["aero/published/peers.csv", "results/two_party/outside_tuned.csv"],
 )
@@ -241,8 +241,8 @@ show.table(
 show.prose(
     "An optimised pass of `SM+ScFuFFN` takes {total:.1f} minutes on the WAN: {computing:.1f} of computing, "
     "{transfer:.1f} of transfer and {rounds:.1f} of rounds. A next token with cached keys and values takes about "
-    "{next:.1f} minutes, {next_rounds:.1f} of them rounds. Its computing time is that of the whole pass, times the "
-    "ratio of both on a slower machine.",
+    "{next:.1f} minutes, {next_rounds:.1f} of them rounds. Its computing time is the whole pass's, times the ratio of "
+    "token to pass on a slower machine.",
     **tables.minutes_of_a_pass(results, "SM+ScFuFFN"),
 )
 

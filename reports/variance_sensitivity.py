@@ -17,7 +17,7 @@
 #
 # **Setting not recovered.** The paper does not state token content, residual connections, initialisation, steps and
 # data of its small model. An effect that is missing in a training is therefore *undecided* or *opposite here*. Only
-# formulas and simulations at sizes that the paper states can be *contradicted*.
+# formulas, and simulations at the paper's sizes, can be *contradicted*.
 
 # %%
 from aero.report import claims, show

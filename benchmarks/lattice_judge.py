@@ -140,7 +140,7 @@ def main(_: list[str]) -> None:
     formula = round(math.log2(PACKED * (LAYOUT.wide * np.square(integers).sum(0).max()) ** 0.5), 1)
     lines.append(("matmul: growth of the noise", formula, growth, "bits by our formula; by SEAL"))
     seen, zeros = (views(public, query, key, one) for one in (values, np.zeros_like(values)))
-    for index, name in enumerate(("halves `a`", "decryptions")):
+    for index, name in enumerate(("`a` halves", "decryptions")):
         uniform, same = kstest(seen[index], "uniform").pvalue, ks_2samp(seen[index], zeros[index]).pvalue
         lines.append((f"matmul: {name} uniform", round(uniform, 3), "", "p, Kolmogorov-Smirnov"))
         lines.append((f"matmul: {name} alike for weights and for zeros", round(same, 3), "", "p, two samples"))

@@ -182,8 +182,7 @@ def test_what_the_claims_compare_has_three_seeds() -> None:
 
 
 def test_the_laptop_scale_keeps_what_a_table_shows_or_a_claim_decides() -> None:
-    """Each within three minutes of processor time: its metrics, its log, and its entropy if it did not diverge. (Of the
-    cores of variance_sensitivity in a decoder, which log entropy over training, the log is enough.)"""
+    """Each within three minutes of processor time: its metrics, its log, and its entropy if it did not diverge."""
     found, committed = read_trainings(ROOT / "results/laptop"), load_results(ROOT, "laptop")
     claims = [claim for short in published.known_papers() for claim in published.load(short).claims]
     decided_there = [claim for claim in claims if deciding_scale(committed, claim)[0] == "laptop"]
@@ -193,14 +192,14 @@ def test_the_laptop_scale_keeps_what_a_table_shows_or_a_claim_decides() -> None:
             needed |= {run for row in table.rows for run in row.trained.values()}
     needed |= set(PARAMETERS.active_runs)
     pooled = {one[side] for one in registered(committed) for side in ("run", "against")}
-    drawn = {run for run in PARAMETERS.runs if run.startswith("core-") or PARAMETERS.runs[run].figures}
+    drawn = {run for run in PARAMETERS.runs if PARAMETERS.runs[run].figures}
     seeds = (*PARAMETERS.seeds, *PARAMETERS.more_seeds)
     assert {(run, seed) for run in needed for seed in seeds} <= set(found)
     assert {run for run, _ in found} <= needed | drawn | pooled
     for (run, _), training in found.items():
         assert training.curves and 0 < training.metrics["provenance"]["cpu_seconds"] <= 180, run
         diverged = training.metrics["diverged_at_step"] is not None
-        assert diverged or run.startswith("core-") or training.entropy, run
+        assert diverged or training.entropy, run
 
 
 def write_metrics(folder: Path, run: str = "sm", seed: int = 1337, **changes: object) -> None:

@@ -31,7 +31,7 @@ DRAWN = [
 
 @pytest.mark.parametrize(("module", "name"), DRAWN, ids=[name for _, name in DRAWN])
 def test_tables_and_figures_are_made_with_and_without_results(module, name, committed, empty):
-    made = getattr(module, name)(committed)
+    made = getattr(module, name)(committed.at("desk"))
     assert type(made) is type(getattr(module, name)(empty)) and isinstance(made, pd.DataFrame | Figure)
     if isinstance(made, pd.DataFrame):
         assert len(made) and made.shape[1] <= 6
@@ -51,7 +51,7 @@ def test_mean_with_its_standard_error():
 
 
 def test_last_entropies_of_the_cores(committed):
-    assert np.isfinite(list(variance_cores.last(committed, "core-softmax", "entropy").values())).all()
+    assert np.isfinite(list(variance_cores.last(committed.at("desk"), "core-softmax", "entropy").values())).all()
 
 
 def test_bootstrap_interval_takes_every_resample_of_seeds():

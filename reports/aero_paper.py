@@ -120,7 +120,8 @@ show.figure(
     aero.against_ngrams(results),
     "Perplexity against n-gram models",
     "Mean and range over the seeds that did not diverge. Dotted: n-gram models (modified Kneser-Ney) of the same "
-    "tokens, n above. Other numbers of pruned networks: separate table below.",
+    "tokens, n above. Other numbers of pruned networks: separate table below. Attention cores: chapter "
+    "Variance Sensitivity.",
     sources=["results/desk/metrics.jsonl", "results/desk/ngrams.csv"],
     command="make repro SCALE=desk",
 )

@@ -13,7 +13,8 @@
 # sensitivity than softmax in every seed, but trains at even fewer rates. Neither the published values nor their order
 # was recovered. Of the paper's argument the first step, from variance to entropy, holds. The last, from low entropy to
 # unstable training, does not explain these trainings: they fail also with the kernel whose entropy does not depend on
-# the variance.
+# the variance. In a small language model entropies and norms differ between cores as the paper says, but the ReLU
+# kernel, whose entropy is higher, has the higher loss.
 #
 # **Setting not recovered.** The paper does not state token content, residual connections, initialisation, steps and
 # data of its small model. An effect that is missing in a training is therefore *undecided* or *opposite here*. Only

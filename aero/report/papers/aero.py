@@ -312,9 +312,9 @@ SHOWN = 200
 
 
 def against_ngrams(results: Results) -> Figure:
-    """Perplexity of scale desk's runs (of the pruned ones that with six), and of n-gram models of as many tokens."""
+    """Perplexity of scale desk's runs (of pruned ones that with six; no cores), and of n-gram models of their tokens."""
     desk = results.at("desk")
-    left_out = set(PRUNED) - {"sm-scfuffn", "sm-scfuffni-6"}
+    left_out = {*PRUNED, "core-softmax", "core-relu", "core-qk-layernorm"} - {"sm-scfuffn", "sm-scfuffni-6"}
     names = [one for one in results.parameters.runs if desk.perplexity(one) and one not in left_out]
     if not names:
         return show.not_measured()

@@ -312,7 +312,7 @@ SHOWN = 200
 
 
 def against_ngrams(results: Results) -> Figure:
-    """Perplexity of scale desk's runs (of pruned ones that with six; no cores), and of n-gram models of their tokens."""
+    """Perplexity of scale desk's runs (of pruned ones that with six, no cores) and of n-gram models of their tokens."""
     desk = results.at("desk")
     left_out = {*PRUNED, "core-softmax", "core-relu", "core-qk-layernorm"} - {"sm-scfuffn", "sm-scfuffni-6"}
     names = [one for one in results.parameters.runs if desk.perplexity(one) and one not in left_out]

@@ -10,7 +10,7 @@
 # [differences in perplexity](#differences-in-perplexity-predicted-and-measured)) both together raise the perplexity of
 # models with LayerNorm, against the papers. Without LayerNorm they help SM+R and SM+G, and their effect on SM+ScFuFFN
 # is smaller than the noise: its temperature raises perplexity, and the penalty lowers it by about as much (two seeds;
-# five other trainings with the temperature alone failed). The verdicts rest on scale desk. Table 3 is of scale laptop,
+# other trainings with the temperature alone failed). The verdicts rest on scale desk. Table 3 is of scale laptop,
 # which decides nothing.
 #
 # Most of this paper's tables and figures are also in the AERO paper, and shown in its chapter:

@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 
 from aero.landscape import entropy_range, gini_by_layer, steepness, steepness_over_orders, wasserstein_1
 from aero.report.papers import variance_cores
-from aero.report.results import Results
+from aero.report.results import Entropy, Results
 from aero.report.statistics import Estimate, change, difference, estimate, failed, outcomes, wilson
 from aero.report.verdicts import Measurement, exact
 
@@ -187,7 +187,7 @@ def spread_of_thresholds(results: Results, run: str) -> Measurement:
 
 def _learned(results: Results, run: str, name: str) -> dict[int, NDArray[np.float64]]:
     """By seed; a failed training has not learned its values."""
-    found = {r.seed: r.entropy.learned.get(name) for r in results.seeds(run) if r.entropy and not failed(results, r)}
+    found = {seed: entropy.learned.get(name) for seed, entropy in _entropies(results, run).items()}
     return {seed: np.array(values) for seed, values in found.items() if values}
 
 
@@ -250,9 +250,14 @@ _STATISTICS = {
 }
 
 
+def _entropies(results: Results, run: str) -> dict[int, Entropy]:
+    """The measured entropies by seed, failed trainings left out."""
+    return {r.seed: r.entropy for r in results.seeds(run) if r.entropy and not failed(results, r)}
+
+
 def _landscapes(results: Results, run: str, statistic: Callable[[NDArray[np.float64]], float]) -> dict[int, float]:
-    """A statistic of the mean entropies (L, H), by seed, failed trainings left out."""
-    return {r.seed: statistic(r.entropy.mean) for r in results.seeds(run) if r.entropy and not failed(results, r)}
+    """A statistic of the mean entropies (L, H), by seed."""
+    return {seed: statistic(entropy.mean) for seed, entropy in _entropies(results, run).items()}
 
 
 def landscape_change(results: Results, run: str, base: str, statistic: str) -> Measurement:
@@ -279,11 +284,11 @@ def distribution_shift(results: Results, pairs: dict[str, list[str]]) -> Measure
     paired by seed; over the bound because entropies grow with the context."""
     shifts = {}
     for name, (run, base) in pairs.items():
-        others = {r.seed: r.entropy for r in results.seeds(base) if r.entropy and not failed(results, r)}
+        others = _entropies(results, base)
         shifts[name] = {
-            r.seed: wasserstein_1(r.entropy.mean, others[r.seed].mean) / r.entropy.maximum["causal_bound"]
-            for r in results.seeds(run)
-            if r.entropy and r.seed in others and not failed(results, r)
+            seed: wasserstein_1(own.mean, others[seed].mean) / own.maximum["causal_bound"]
+            for seed, own in _entropies(results, run).items()
+            if seed in others
         }
     runs = (run for pair in pairs.values() for run in pair)
     return of_trainings(results, runs, shifts, digits=3, unit="of the bound")

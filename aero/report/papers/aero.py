@@ -25,6 +25,7 @@ from aero.report import show
 from aero.report.costs import GB, PROGRAMS, counted, fits, row_costs
 from aero.report.papers.panels import PRUNED, TABLE_2_RUNS, layer_lines, learned, mean_and_range, notation
 from aero.report.papers.private_tables import PROGRAM_NAMES, text
+from aero.report.papers.variance_cores import COMPARED, run_name
 from aero.report.results import Results
 from aero.report.statistics import (
     change,
@@ -307,23 +308,16 @@ def pruning(results: Results) -> pd.DataFrame:
     return pd.DataFrame(lines)
 
 
-SHOWN = 200
-"""The largest perplexity on the axis of `against_ngrams`."""
-
-
 def against_ngrams(results: Results) -> Figure:
     """Perplexity of scale desk's runs (of pruned ones that with six, no cores) and of n-gram models of their tokens."""
     desk = results.at("desk")
-    left_out = {*PRUNED, "core-softmax", "core-relu", "core-qk-layernorm"} - {"sm-scfuffn", "sm-scfuffni-6"}
+    left_out = {*PRUNED, *map(run_name, COMPARED)} - {"sm-scfuffn", "sm-scfuffni-6"}
     names = [one for one in results.parameters.runs if desk.perplexity(one) and one not in left_out]
     if not names:
         return show.not_measured()
     figure, axes = show.subplots(height=0.85 + 0.132 * max(len(names), 4))
     for place, name in enumerate(names):
         values = list(desk.perplexity(name).values())
-        if min(values) > SHOWN:
-            axes.text(SHOWN, place, f"{min(values):.0f} →", ha="right", va="center", color=show.MEASURED)
-            continue
         axes.plot([min(values), max(values)], [place, place], color=show.MEASURED)
         axes.plot([sum(values) / len(values)], [place], "o", color=show.MEASURED)
     tokens = desk.first(names[0]).metrics["tokens"]
@@ -332,7 +326,7 @@ def against_ngrams(results: Results) -> Figure:
             axes.axvline(perplexity, **NGRAM_LINE)
             axes.text(perplexity, -0.6, f"{order}", ha="center", color=show.MUTED)
     axes.set_yticks(range(len(names)), [notation(results, name) for name in names])
-    axes.set(xlim=(None, SHOWN), ylim=(len(names) - 0.5, -1.3), xlabel="evaluation perplexity")
+    axes.set(ylim=(len(names) - 0.5, -1.3), xlabel="evaluation perplexity")
     axes.grid(axis="x")
     return figure
 

@@ -1,14 +1,15 @@
 """The appendix: the explorer, and tables of `results/bench` (`make bench`) and `results/robustness`.
 
-The explorer lists rows of all tables with bytes, latency and perplexity, and all claims, sorted and filtered. It is one
-fragment of HTML that loads nothing: `assets/explorer.js` makes the tables.
+The explorer lists rows of all tables with bytes, latency and perplexity, and all claims, for the reader to search, sort
+and filter by DataTables, which the page contains.
 """
 
 from __future__ import annotations
 
-import json
+import re
 from collections import defaultdict
 from collections.abc import Mapping
+from importlib import resources
 from pathlib import Path
 
 import pandas as pd
@@ -41,27 +42,26 @@ def explorer_rows(results: Results) -> pd.DataFrame:
             if cost := results.cost(architecture, program, context, model):
                 minutes = (one and one / 60 for one in (cost.latency_wan, cost.latency_lan, cost.seconds))
                 amounts = (cost.bytes / GB, *minutes, cost.rounds, found and found.mean)
-                shown = (None if value is None else float(f"{value:.3g}") for value in amounts)
-                lines.append((architecture, model_name, PROGRAM_NAMES[program], *shown))
+                lines.append((architecture, model_name, PROGRAM_NAMES[program], *amounts))
     return pd.DataFrame(lines, columns=["configuration", "model", "program", *AMOUNTS])
-
-
-def explorer_script() -> str:
-    """The explorer's script; the page allows this one by its hash."""
-    return (Path(__file__).parent / "assets" / "explorer.js").read_text(encoding="utf-8")
 
 
 def explorer(results: Results, claims: pd.DataFrame) -> show.HTML:
     """HTML of the table of rows and the table of claims, a frame as of `claims.judge`."""
     columns = ["paper", "where", "claim", "published", "measured", "verdict"]
-    shown = {"row": explorer_rows(results), "claim": claims[columns]}
-    data = {f"{name}s": json.loads(frame.to_json(orient="records")) for name, frame in shown.items()}
-    data |= {f"{name}_columns": list(frame.columns) for name, frame in shown.items()}
-    embedded = json.dumps(data).replace("<", "\\u003c").replace("&", "\\u0026")
-    return show.HTML(
-        '<div class="screen-only" id="explorer-tables"></div>\n'
-        f'<script type="application/json" id="explorer-data">{embedded}</script>\n<script>{explorer_script()}</script>'
-    )
+    tables = (show.plain_table(frame) for frame in (explorer_rows(results), claims[columns]))
+    return show.HTML(f'<div class="screen-only" id="explorer-tables">\n{"<h3>Find a claim</h3>".join(tables)}</div>')
+
+
+def explorer_assets() -> tuple[str, str]:
+    """The explorer's style sheet and script, a module: DataTables, as packed by itables, and assets/explorer.js."""
+    packed = resources.files("itables") / "html"
+    library = (packed / "dt_bundle.js").read_text(encoding="utf-8")
+    names = ", ".join(re.findall(r"(\w+) as (?:default|set_or_remove_dark_class)\b", library))
+    library = library.replace("<!--", r"\x3c!--")  # which would change where HTML sees the script end
+    own = (Path(__file__).parent / "assets/explorer.js").read_text(encoding="utf-8")
+    script = f"{library}\n(function (DataTable, followTheme) {{\n{own}}})({names});\n"
+    return (packed / "dt_bundle.css").read_text(encoding="utf-8"), script
 
 
 # Benchmarks and robustness --------------------------------------------------------------------------------------------

@@ -101,14 +101,17 @@ def document(parts: Iterable[str], changed: Callable[[str], str]) -> str:
 def page(parts: Iterable[str], footer: str) -> str:
     """The HTML page. Only the explorer's script may run, by its hash, and it may load nothing."""
     text = document(parts, lambda html: _SVG.sub(_in_page_colours, html))
-    digest = base64.b64encode(hashlib.sha256(appendix.explorer_script().encode()).digest()).decode()
+    style, script = appendix.explorer_assets()
+    digest = base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()
     css = (ASSETS / "page.css").read_text(encoding="utf-8")
     raw = ("-V", f"css={css}", "-V", f"scripts='sha256-{digest}'")
     html = _pandoc(text, "html", "page.html", footer, "--mathml", "--toc", "--toc-depth=2", *raw)
     # Every figure defines the shapes of its letters; the page has each once.
     glyphs = {match[1]: match[0] for match in _GLYPH.finditer(html)}
     shared = f'<svg width="0" height="0" style="position:absolute"><defs>{"".join(glyphs.values())}</defs></svg>'
-    return _GLYPH.sub("", html).replace("<main>", f"<main>\n{shared}", 1)
+    html = _GLYPH.sub("", html).replace("<main>", f"<main>\n{shared}", 1)
+    html = html.replace("<style>", f"<style>\n{style}\n</style>\n<style>", 1)  # the page's own style sheet overrides it
+    return html.replace("</main>", f'</main>\n<script type="module">{script}</script>', 1)
 
 
 def _in_page_colours(svg: re.Match[str]) -> str:

@@ -150,12 +150,15 @@ def figure(figure: Figure, title: str, caption: str, **origin: Any) -> HTML:
 
 
 def table(frame: pd.DataFrame, title: str, caption: str, print_only: bool = False, **origin: Any) -> HTML:
-    """A frame as a table; a named index is shown. Numbers get three significant digits, NaN a dash. origin: as of
-    `figure`."""
+    """A frame as a table; a named index is shown. origin: as of `figure`."""
     if frame.index.name is not None:
         frame = frame.reset_index()
-    text = frame.map(_text).to_html(index=False, border=0, classes="data") if len(frame) else "<p>not measured</p>"
-    return _boxed("print-only table" if print_only else "table", text, title, caption, **origin)
+    return _boxed("print-only table" if print_only else "table", plain_table(frame), title, caption, **origin)
+
+
+def plain_table(frame: pd.DataFrame) -> str:
+    """The table alone, without its index. Numbers get three significant digits, NaN a dash."""
+    return frame.map(_text).to_html(index=False, border=0, classes="data") if len(frame) else "<p>not measured</p>"
 
 
 def prose(text: str, **numbers: object) -> HTML:

@@ -28,15 +28,35 @@ WIDTHS = (390, 1024, 1600)
 
 FRAMES = """<!DOCTYPE html><html><body>%s<pre id="found"></pre><script>
 const found = {};
-window.addEventListener('load', () => {
+const shown = (table, column) => [...table.querySelectorAll('tbody tr')].map((row) => row.cells[column].textContent);
+const drawn = () => new Promise((done) => setTimeout(done, 50));  // DataTables sorts a moment after the click
+async function explore(tables) {
+  const [rows, claims] = tables, titles = [...rows.querySelectorAll('th')].map((cell) => cell.textContent);
+  const sorted = [];
+  for (const start of ['perplexity', 'GB', 'GB']) {
+    const column = titles.findIndex((title) => title.startsWith(start));
+    rows.querySelectorAll('th')[column].click();
+    await drawn();
+    sorted.push(shown(rows, column));
+  }
+  const search = rows.querySelector('.dt-search input');
+  search.value = 'optimised';
+  search.dispatchEvent(new Event('input'));
+  claims.querySelectorAll('th .dtcc-button')[1].click();
+  claims.querySelector('.dtcc-list-buttons .dtcc-button').click();
+  await drawn();
+  const markup = claims.querySelectorAll('img').length;
+  return {tables: tables.length, sorted, searched: shown(rows, 2), filtered: shown(claims, 5), markup};
+}
+window.addEventListener('load', async () => {
   for (const frame of document.querySelectorAll('iframe')) {
     const page = frame.contentDocument, root = page.documentElement, width = frame.clientWidth;
-    const inside = (e) => e.closest('.scroll');
+    const inside = (e) => e.closest('.scroll, .dt-layout-table');
     const wide = [...page.body.querySelectorAll('*')].filter((e) => !inside(e) && !e.closest('svg, math')
       && e.getBoundingClientRect().width > 0 && e.getBoundingClientRect().right > width + 1);
     const style = frame.contentWindow.getComputedStyle(page.body);
-    const scroll = [...page.querySelectorAll('.scroll')].filter((e) => e.scrollWidth > e.clientWidth + 1
-      && frame.contentWindow.getComputedStyle(e).overflowX === 'visible');
+    const scroll = [...page.querySelectorAll('.scroll, .dt-layout-table')].filter((e) =>
+      e.scrollWidth > e.clientWidth + 1 && frame.contentWindow.getComputedStyle(e).overflowX === 'visible');
     const small = [...page.querySelectorAll('p, td, th, li, summary')].filter((e) => e.textContent.trim()
       && parseFloat(frame.contentWindow.getComputedStyle(e).fontSize) < 11);
     found[width] = {
@@ -44,8 +64,7 @@ window.addEventListener('load', () => {
       wide: wide.slice(0, 5).map((e) => e.tagName + '.' + e.className), clipped: scroll.length, small: small.length,
       links: [...page.querySelectorAll('a[href^="#"]')].filter((a) => !page.getElementById(decodeURIComponent(
         a.getAttribute('href').slice(1)))).map((a) => a.getAttribute('href')),
-      tables: page.querySelectorAll('div > .explorer-form').length,
-      misplaced: page.querySelectorAll('h1 .explorer-form, h2 .explorer-form, h3 .explorer-form').length,
+      explorer: await explore(page.querySelectorAll('#explorer-tables .dt-container')),
     };
   }
   document.getElementById('found').textContent = JSON.stringify(found);
@@ -76,6 +95,7 @@ def page(tmp_path_factory: pytest.TempPathFactory, full: Results) -> Path:
     """A page with a formula, a figure, a wide table and the explorer, as the stage leaves it in reports/."""
     wide = pd.DataFrame({f"a column of {number} words": ["EReg(SM(t)+ScFuFFNi_6)"] * 3 for number in range(6)})
     claims = pd.read_csv(synthetic.PROJECT / "reports/claims.csv")
+    claims.loc[0, "claim"] = "<img src=x onerror=alert(1)>"
     parts = (
         show.figure(aero_entropy.guided_figure_2(full), "A figure", "Of every head.", sources=["results/a.jsonl"]),
         show.table(wide, "A table", "Of six columns.", command="python -m stages.report"),
@@ -112,7 +132,17 @@ def test_no_overflow_no_console_error_no_dead_anchor(light: dict[str, dict]) -> 
         assert not seen["wide"] and not seen["clipped"], (width, seen["wide"])
         assert not seen["links"], (width, seen["links"][:5])
         assert seen["small"] == 0, (width, "text under 11 px", seen["small"])
-        assert (seen["tables"], seen["misplaced"]) == (2, 0)  # below the heading, whose id is "explorer"
+
+
+def test_the_explorer_sorts_searches_and_filters(light: dict[str, dict]) -> None:
+    seen = light["1024"]["explorer"]
+    assert (seen["tables"], seen["markup"]) == (2, 0)
+    for values, descending in zip(seen["sorted"], (False, False, True), strict=True):
+        numbers = [float(value.replace(",", "")) for value in values if value != "–"]
+        assert len(set(numbers)) > 1 and numbers == sorted(numbers, reverse=descending)
+        assert values[len(numbers) :] == ["–"] * (len(values) - len(numbers))  # gaps last
+    assert set(seen["searched"]) == {"optimised"}
+    assert len(set(seen["filtered"])) == 1
 
 
 def test_dark_is_dark_and_readable(page: Path, light: dict[str, dict]) -> None:

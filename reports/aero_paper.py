@@ -39,10 +39,10 @@ show.table(
 # %%
 numbers = claims.headline(results) | aero.training_numbers(results)
 show.prose(
-    "1. ReLU does better than GELU without LayerNorm, as published, and with it too. The perplexity of `SM+R`, without "
+    "1. ReLU beats GELU without LayerNorm, as published, and here also with it. The perplexity of `SM+R`, without "
     "LayerNorm, differs from that of `SM+LN+G` by {no_layer_norm}.\n"
-    "2. AERO's price is smaller than printed: {softmax_only} in `SM+ScFuFFN`, {pruned} with six feed-forward networks "
-    "pruned, and {final} with penalty and temperature besides.\n"
+    "2. AERO costs less perplexity than printed: {softmax_only} in `SM+ScFuFFN`, {pruned} with six feed-forward "
+    "networks pruned, and {final} with penalty and temperature besides.\n"
     "3. Penalty and temperature together change `SM+R` by {regularised_relu}, `SM+ScFuFFN` by {regularised}, and "
     "`SM+LN+G`, which has LayerNorm, by {regularised_layer_norm}.\n"
     "4. Without LayerNorm trainings can fail, some of them by chance: `SM` failed in {sm} trainings, `SM+ScFFN` in "
@@ -57,19 +57,19 @@ show.prose(
     "Scale desk has 12 layers, width 128, T = 128 and reads 2.56M tokens twice per run. Predicted signs, verdict rules "
     "and the gate were committed before its first training; later changes are listed "
     "(`results/desk/predictions.yaml`). The gate asks of `SM+LN+G` a perplexity below 0.95 times that of the best "
-    "n-gram model of the same tokens, and middle entropies in half of its heads. `SM+LN+G` has perplexity {perplexity} "
-    "(n-gram model: {best}), and {heads} of its heads have middle entropies. Planned but not run: other numbers of "
-    "tokens, width 256, replacements of LayerNorm and softmax, Pythia at this scale, and `SM` and regularised models "
-    "at the papers' width.\n"
+    "n-gram model of the same tokens, and half of its heads at middle entropies (first page). `SM+LN+G` has perplexity "
+    "{perplexity} (n-gram model: {best}), and {heads} of its heads have middle entropies. Planned but not run: other "
+    "numbers of tokens, width 256, replacements of LayerNorm and softmax, Pythia at this scale, and `SM` and "
+    "regularised models at the papers' width.\n"
     "\n"
     "One GPU did {gpu} of the {all} trainings, CPUs the others and the learning-rate search. Of the GPU's trainings "
-    "{repeats} also finished on a CPU. Their perplexities changed: {changes}; {within} of them stayed in the range of "
-    "the row's seeds. Kept trainings that diverged, all on the CPU: {diverged}. GPU attempts at `SM+G`, `SM+ScFFN`, "
-    "`SM(t)+ScFuFFN` and `SOTA(SM+ScFFN)` diverged too (`docs/gpu.md`), so the processor is hardly the cause. Three "
-    "kept trainings, all of seed 1337, succeeded after failed ones. `SM` and `SM+ScFuFFNi_7` diverged on the GPU and "
-    "succeeded there the second time; later both failed on a CPU. `SM(t)+ScFuFFN` diverged twice on the GPU and "
-    "succeeded on a CPU. Verdicts on failures count all trainings that ended by themselves "
-    "(`results/gpu/attempts.csv`).",
+    "{repeats} also finished on a CPU. Perplexity on the CPU over that on the GPU: {changes}; {within} of these CPU "
+    "trainings lie in the range of the row's seeds. The tables have one training per row and seed. Those that "
+    "diverged, all on the CPU: {diverged}. GPU attempts at `SM+G`, `SM+ScFFN`, `SM(t)+ScFuFFN` and `SOTA(SM+ScFFN)` "
+    "diverged too (`docs/gpu.md`), so the processor is hardly the cause. Three trainings in the tables, all of seed "
+    "1337, succeeded after failed attempts. `SM` and `SM+ScFuFFNi_7` diverged on the GPU and succeeded there the "
+    "second time; later both failed on a CPU. `SM(t)+ScFuFFN` diverged twice on the GPU and succeeded on a CPU. "
+    "Verdicts on failures count all trainings that ended by themselves (`results/gpu/attempts.csv`).",
     **aero.repeated(results),
     **numbers,
 )
@@ -94,8 +94,8 @@ show.prose(
     "The standard deviation of a difference, as registered, is pooled over all differences of the scale: {deviation}, "
     "with {freedom} degrees of freedom. It is larger than that of differences among rows with LayerNorm, "
     "and smaller than that of `SM+G` against `SM+LN+G` or of `SM+ScFuFFN` against `SM+LN+G`. The next table marks with "
-    "* each interval that would contain zero by the spread of its own two or three seeds: that AERO's rows have a "
-    "price at all (point 2) rests on pooling.",
+    "* each interval that would contain zero by the spread of its own two or three seeds: only pooling shows that "
+    "AERO's rows cost perplexity at all (point 2).",
     **numbers,
 )
 
@@ -109,8 +109,9 @@ show.table(
     aero.predicted_differences(results),
     "Differences in perplexity, predicted and measured",
     "Mean over seeds, paired; brackets: 95 % t-interval, whose standard deviation is pooled over all comparisons. "
-    "Predicted is the published size or, where none is printed, its sign. Of three seeds, missing ones failed (see the "
-    "next tables) or were not run. *: by its own seeds' spread the interval would contain zero.",
+    "Predicted: the published size; where none is printed, the sign that a paper or, for rows of no paper, we "
+    "expected. A row is not always a claim of its own. Of three seeds, missing ones failed (see the next tables) or "
+    "were not run. *: by its own seeds' spread the interval would contain zero.",
     sources=["results/desk/predictions.yaml", "results/desk/metrics.jsonl"],
     command="make repro SCALE=desk",
 )
@@ -144,9 +145,8 @@ show.table(
     "2.05M tokens (1,000 steps; with 4 micro-batches 250), one seed each. Diverged at: the step at which loss or "
     "gradient was no longer finite. A bigram model of the same "
     f"tokens has perplexity {ngrams(desk, 'desk', 2_048_000).get(2, float('nan')):.1f}; trainings above it count as "
-    "failed. The first column was predicted to train at the highest rates, then the others from left to right. "
-    "The first does; the order of the others is undecided. Other trainings of scale desk take 2,500 steps at rate "
-    "0.001.",
+    "failed. Predicted: the highest rate that trains falls from left to right. That of the first column is the "
+    "highest; the order of the others is undecided. Other trainings of scale desk take 2,500 steps at rate 0.001.",
     sources=["results/desk/learning_rates.csv", "results/desk/predictions.yaml"],
     command="python -m stages.learning_rates",
 )
@@ -195,14 +195,14 @@ show.figure(
 # Divide the range from 0 to the largest entropy observed in a model into quarters. A head is *overloaded* in the
 # highest quarter and *collapsed* in the lowest. Under a causal mask the entropy of row $i$ is at most $\log i$, so the
 # mean cannot exceed $\ln(T!)/T$. This bound is below $\log T$, the maximum that the papers name. The number of
-# overloaded heads depends on the maximum, so the figure shows all three.
+# overloaded heads depends on the maximum, so the figure uses all three: the observed one, the bound and $\log T$.
 
 # %%
 show.figure(
     aero_entropy.figure_3a(desk),
     "Heads per quarter of the maximum entropy",
-    "Mean over seeds, also those that diverged, against three maxima. Black lines: where the published first quarter "
-    "ends, or the last one begins.",
+    "Mean over seeds, also those that diverged, against three maxima. Black lines: published shares of the first "
+    "and of the last quarter.",
     sources=DESK["entropy"],
     published="aero/figure3a",
 )
@@ -239,8 +239,8 @@ show.figure(
 #
 # The papers report three failures. The Softmax-only model diverges. Pruning a seventh feed-forward network collapses
 # the last layers. A GELU without LayerNorm overloads the early layers. Here some trainings of each failed (section
-# Training evidence). In the kept ones that trained, heads are overloaded and hardly any collapses (heads per quarter,
-# above). In these no value was beyond the range of float16 at any evaluation.
+# Training evidence). In those that did not fail, heads are overloaded and hardly any collapses (heads per quarter,
+# above), and no value was beyond the range of float16 at any evaluation.
 
 # %%
 show.figure(
@@ -271,8 +271,8 @@ show.table(
 show.table(
     aero.table_9(desk),
     "Where to normalise weights",
-    "Baseline: `FFN`, same normalisation (for `FFN` with SNorm: `FFN` with WNorm). Both normalisations of Q and K "
-    "failed (one seed each). Rows that normalise attention and `FFN` were not trained at this scale.",
+    "Baseline: the row `FFN` of the same normalisation; for `FFN` with SNorm, `FFN` with WNorm. Both normalisations of "
+    "Q and K failed (one seed each). Rows that normalise attention and `FFN` were not trained at this scale.",
     sources=DESK["metrics"],
     published="aero/table9",
 )
@@ -342,7 +342,7 @@ show.figure(
 # The paper prunes six networks and says that pruning seven fails. Here some trainings with seven failed, and the others
 # have a higher perplexity than with six (table of differences). Other counts have one seed and decide nothing: with 2
 # to 5, and with 8, perplexity is near that of none pruned; with 1, 9, 10 and 11 training diverges; with 12 it stays at
-# the level of a unigram model. SM+ScFFN, of which nothing is pruned, diverged in two of three seeds.
+# the level of a unigram model. Without pruning SM+ScFFN, too, diverged in two of three seeds.
 
 # %%
 show.table(

@@ -109,12 +109,16 @@ show.table(
 # %%
 BRACKETS = dict.fromkeys(show.PAPERS, "Brackets: 95 % interval over seeds.")
 BRACKETS["parallel_context"] = (
-    "Brackets: 95 % interval over episodes. Of differences in loss, negative is better."
+    "Brackets: 95 % interval over episodes. Losses: nats for the texts, % wrong for other tasks; of a difference, "
+    "negative is better."
 )
 judged = claims.judge(results)
 for short, title in show.PAPERS.items():
-    one = judged[judged.paper == short][["claim", "published", "measured", "verdict"]]
-    display(show.table(one, f"Claims of {title}", BRACKETS[short], print_only=True))  # noqa: F821
+    one = judged[(judged.paper == short) & (judged.group != claims.OWN)]
+    columns = ["claim", "published", "measured", "verdict"]
+    display(show.table(one[columns], f"Claims of {title}", BRACKETS[short], print_only=True))  # noqa: F821
+own = judged[judged.group == claims.OWN][["claim", "measured", "verdict"]]
+show.table(own, "Our own questions", "Asked by no paper; judged by the same rules.", print_only=True)
 
 # %% [markdown]
 # ## A further figure of attention entropy
@@ -160,9 +164,9 @@ show.table(
 )
 
 # %% [markdown]
-# `results/bench` also has the speed of tokenizing, the pipeline with nothing to do, and private passes by depth.
-# `results/robustness` has the checks made with damaged input, with faults in every stage, of transcripts, of packages
-# and of a server over 1,000 questions; each file names its commit.
+# `results/bench` also has the speed of tokenizing, of a pipeline run without work, and of private passes by depth.
+# `results/robustness` has checks with damaged input and with faults in every stage, and checks of transcripts, packages
+# and a server over 1,000 questions; each file names its commit.
 
 # %% [markdown]
 # ## Reproducibility
@@ -171,7 +175,7 @@ show.table(
 show.table(
     appendix.determinism(results),
     "The same training again",
-    "Equal on the same kind of processor with the same number of threads. Loss, of every logged step, and perplexity: "
-    "relative; entropy: nats.",
+    "Repeated trainings are equal on the same kind of processor with the same number of threads. Loss, of every logged "
+    "step, and perplexity: relative; entropy: nats.",
     sources=[f"{ROBUSTNESS}/determinism.json"],
 )

@@ -7,7 +7,7 @@
 # attention to few segments.
 #
 # **What holds here.** As $P$ grows, performance falls and the query's attention entropy rises, in texts of 8,000 tokens
-# too. Keys of the segments' first tokens and the logits are smaller than in full attention, which is the paper's
+# too. Logits are smaller than in full attention, and so are keys of the segments' first tokens; this is the paper's
 # explanation. Both remedies lower the entropy. Selective attention recovers answers in both retrieval tasks, more of
 # them with a sink, and lowers the perplexity of both texts. With one segment kept, it answers more questions about
 # people than full attention does. In classification the gains are within the intervals. On the texts, unlike in the
@@ -36,9 +36,9 @@ show.table(
     parallel_figures.table_main(results),
     "Full attention against P segments",
     "Published / measured, without a remedy. Perplexity for the two texts, % right for the others. Brackets: 95 % "
-    "interval over episodes. Published: Llama-3.1-8B, 8,192 tokens, on the paper's own tasks: language modelling "
-    "(beside both texts), in-context learning (word classes), retrieved passages (people and towns), synthetic recall "
-    "(UUID pairs). A dash: more segments than the context has units, or not measured.",
+    "interval over episodes. Published: Llama-3.1-8B, 8,192 tokens, on the paper's own tasks: language modelling (one "
+    "value for both texts), in-context learning (word classes), retrieved passages (people and towns), synthetic "
+    "recall (UUID pairs). A dash: more segments than the context has units, or not measured.",
     sources=RESULTS,
     command=MEASURE,
     published="parallel_context/Summary, main results",
@@ -113,7 +113,7 @@ show.table(
     "Selective attention by K and aggregation",
     "Published at P = 64 / measured at the largest P of each task, without a shared sink. K segments are kept, by "
     "scores that are each token's, layer's and head's own or summed over tokens (T), heads (H) and layers (L). The "
-    "aggregation varies at K = 2; K varies at aggregation HT (on the texts: at none).",
+    "aggregation varies at K = 2; K varies at aggregation HT.",
     sources=RESULTS,
     command=MEASURE,
     published="parallel_context/Summary, ablation study",
@@ -135,14 +135,14 @@ show.table(
 # ## Cost
 #
 # The paper counts query-key pairs: $1/P$ of full attention's. Projections and feed-forward networks cost the same for
-# every $P$, so time falls less. The claim in the appendix has what was measured at the largest $P$;
+# every $P$, so time falls less. The appendix, under claims of this paper, has what was measured at the largest $P$;
 # `results/parallel_context/cost.json` has time and memory at every $P$.
 
 # %% [markdown]
 # ## Other models
 #
 # `docs/parallel_context.md` has the command that measures another Llama, Mistral or Qwen2. No result of another is
-# committed; what you measure appears here.
+# committed; yours will appear here.
 
 # %%
 for name, other in parallel_context.models(results).items():

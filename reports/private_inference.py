@@ -61,7 +61,8 @@ show.table(
     tables.communication(results, "4"),
     "AERO Table 4, communication: GPT-2, T=128",
     "The optimised program adds one 768 x 768 matmul (3.3 MB) before each layer where it must restore the residual "
-    "stream's original basis.",
+    "stream's original basis. Without a matrix into which it can be folded, the learned scale of a pruned network is a "
+    "multiplication of its own, hence the cost of SOTA(SM+ScFuFFNi_1).",
     sources=[FITS, *ROWS],
     command=COMPOSE,
 )
@@ -94,7 +95,7 @@ show.table(
 show.table(
     tables.figure_15(results),
     "AERO Figure 15, costs: Pythia-70M, T=256",
-    "Our text of the paper lacks the figure's values. Most of the baseline is the exact GELU: erf costs "
+    "Our copy of the paper lacks the figure's values. Most of the baseline is the exact GELU: erf costs "
     "three times as many bytes in SPU 0.9.5 as in 0.9.2b0.",
     sources=["results/two_party/all_rows.csv", "results/two_party/fitted_figure15_rows.csv"],
 )
@@ -103,12 +104,12 @@ show.table(
 # ## How the fit was found
 #
 # The papers do not state the configuration. The bytes of every combination of choices were composed from measured
-# operations and compared with all published rows (`docs/communication_fit.md`). The best: SPU 0.9.2b0 (one non-default
-# setting), secret-shared weights, tanh GELU, exp(x) = 0 below x = -14, Q, K and V in one matmul, token ids looked up in
-# secret. It has logits of all positions, a final LayerNorm in every row, scaling factors that cost nothing, and GB of
-# 10⁹ bytes in both directions. It is the best fit, not the only good one. The fraction bits, the final LayerNorm and
-# one matmul for Q, K and V matter little. Version, GELU and shared weights matter much: changing one gives a residual
-# above 15 %. The four tables of AERO's rows above list every residual.
+# operations and compared with all published rows (`docs/communication_fit.md`). The best: SPU 0.9.2b0, secret-shared
+# weights, tanh GELU, exp(x) = 0 below x = -14, Q, K and V in one matmul, token ids looked up in secret. It has logits
+# of all positions, a final LayerNorm in every row, scaling factors that cost nothing, and GB of 10⁹ bytes in both
+# directions. It is the best fit, not the only good one. The fraction bits, the final LayerNorm and one matmul for Q, K
+# and V matter little. Version, GELU and shared weights, for example, matter much: changing one gives a residual above
+# 15 %. The four tables of AERO's rows above list every residual.
 
 # %%
 show.table(
@@ -200,7 +201,7 @@ show.table(
 # ## Other systems
 #
 # Our smallest number is of a network whose layers have no nonlinear operation but the softmax. Like for like
-# (`SM+LN+G`) we send fewer bytes than BumbleBee, and more than EncFormer and (by its own comparison with BOLT) BLB.
+# (`SM+LN+G`) we send fewer bytes than BumbleBee, and more than EncFormer and BLB (by BLB's comparison with BOLT).
 # Systems with a dealer or a third party need someone else who is trusted. Systems with homomorphic encryption alone
 # send less and compute more.
 
@@ -209,8 +210,9 @@ ratios = ", ".join(f"{tables.text(ratio, 2)}x {system}" for system, ratio in fig
 show.table(
     figures.peers(results),
     "Private inference with transformers",
-    "All optimizations but bounded logits: with those that the optimised program lacks (below). With them the bytes of "
-    f"our `SM+LN+G` are {ratios} (BLB by its own comparison with BOLT). BERT-base has GPT-2's layers "
+    "All optimizations but bounded logits: the optimised program with the further optimizations described below. So "
+    "the "
+    f"bytes of our `SM+LN+G` are {ratios} (BLB by its own comparison with BOLT). BERT-base has GPT-2's layers "
     "and width, and a smaller vocabulary. Last column: where a number was read. Second-hand: quoted by others.",
     sources=["aero/published/peers.csv", "results/two_party/outside_tuned.csv"],
 )
@@ -241,8 +243,8 @@ show.table(
 show.prose(
     "An optimised pass of `SM+ScFuFFN` takes {total:.1f} minutes on the WAN: {computing:.1f} of computing, "
     "{transfer:.1f} of transfer and {rounds:.1f} of rounds. A next token with cached keys and values takes about "
-    "{next:.1f} minutes, {next_rounds:.1f} of them rounds. Its computing time is the whole pass's, times the ratio of "
-    "token to pass on a slower machine.",
+    "{next:.1f} minutes, {next_rounds:.1f} of them rounds. Its computing time is that of the "
+    "whole pass, times the ratio of the two times on a slower machine.",
     **tables.minutes_of_a_pass(results, "SM+ScFuFFN"),
 )
 
@@ -267,7 +269,8 @@ show.figure(
 
 # %% [markdown]
 # Seconds of passes at GPT-2's size, in this section and on the first page, are sums over operations measured in one
-# session: quote these. Passes of other tables ran whole or on slower machines: compare seconds at most within a table.
+# session: quote these. Other tables are of whole passes or of other sessions and machines: compare seconds only within
+# a table.
 #
 # The latency on a network is modelled:
 #
@@ -289,14 +292,15 @@ show.table(
 # ## What the optimised program changes
 #
 # Two of its optimizations approximate a function, GELU or the exponential; the others are exact up to fixed-point
-# rounding. GELU by squares, bounded reciprocals and bounded logits also approximate; it omits them.
-# The program was chosen for bytes: row tiles, for example, save bytes and cost seconds.
+# rounding. It omits three more that approximate (GELU by squares, bounded reciprocals and bounded logits) and four
+# exact ones, all added after its costs had been measured. Within the older ones it was chosen for bytes: row tiles, for
+# example, save bytes and cost seconds.
 
 # %%
 show.prose(
     "On four small trained models, 200 held-out prompts each, its logits differ from PyTorch's by at most "
     "{optimised:.2g} (stock SPU, on 20 prompts: {stock:.2g}), and every top token is the same. With all optimizations "
-    "but bounded logits every top token is the same in three of the models. With bounded logits (run "
+    "but bounded logits, tried on three of the models, every top token is the same too. With bounded logits (run "
     "`sm-scfuffn-qk-clip`) two of 200 answers are wrong if reciprocals are bounded too, none otherwise. At GPT-2's "
     "size, with random weights, logits differ by at most {optimised_at_size:.2g} (stock SPU: {stock_at_size:.2g}). "
     "These numbers are from `results/two_party/savings_errors.csv` and the first table of the next section. The tables "
@@ -311,7 +315,7 @@ show.table(
     "Bytes: alone (in stock SPU) / left out of the optimised program or, where marked, added to it. Logit error: "
     "largest difference from PyTorch's in complete passes with it alone. GELU by squares replaces the polynomial of "
     "segmented GELU. Dashes: not measured. Errors of lattice attention, lattice rest, wide maxima, bounded reciprocals "
-    "and the last line: with weights of later trainings of the same runs; of bounded logits: run `sm-scfuffn-qk-clip`, "
+    "and the last line are of the same runs, trained again; that of bounded logits is of run `sm-scfuffn-qk-clip`, "
     "with late division.",
     sources=[f"results/two_party/{name}.csv" for name in ("savings", "outside_tuned", "savings_errors")],
     command="python -m benchmarks.optimizations bytes",
@@ -321,10 +325,10 @@ show.table(
 show.table(
     tables.outside_tuned(results),
     "Optimizations outside the optimised program",
-    "Options of `--program`, newer than the optimised program of the other tables. In parentheses: GB and rounds if "
-    "the softmax's maxima were free. Bounded logits need a model trained with QK-clip. Seconds of computing and "
-    "minutes on the WAN (100 Mbit/s, 80 ms) are relative to those of the first line. All operations were measured in "
-    "one session on one machine; rounds differ from those of other tables by some per cent.",
+    "Options of `--program`, newer than the optimised program of the other tables. The first line is that program in "
+    "this table's session, slower than on the first page. In parentheses: GB and rounds if the softmax's maxima were "
+    "free. Bounded logits need a model trained with QK-clip. Seconds of computing and minutes on the WAN (100 Mbit/s, "
+    "80 ms) are relative to those of the first line. Rounds differ from those of other tables by some per cent.",
     sources=["results/two_party/outside_tuned.csv"],
     command="python -m benchmarks.optimizations together",
 )

@@ -39,16 +39,17 @@ DECODER = [f"results/{decoder.scale}/{name}.jsonl" for name in ("metrics", "curv
 # ## The small model
 #
 # A Transformer of five attention layers learns linear regression in context. Its sensitivity to the learning rate is
-# $\mathbb{E}_{\eta}[\min(\ell(\mathcal{A}(\eta)), \ell_0) - \ell^*]$ over 19 learning rates. A training that diverges
-# counts as $\ell_0$, the loss at initialisation.
+# $\mathbb{E}_{\eta}[\min(\ell(\mathcal{A}(\eta)), \ell_0) - \ell^*]$ over 19 learning rates. $\ell(\mathcal{A}(\eta))$
+# is the final loss at rate $\eta$, $\ell_0$ the loss at initialisation, as which a training that diverges counts, and
+# $\ell^*$ the lowest of all.
 
 # %%
 show.table(
     variance_sensitivity.table_1(results),
     "Sensitivity to the learning rate",
-    "Measured: losses clipped at the initial loss, then averaged over five seeds; brackets: 95 % bootstrap interval. "
-    "The next column averages first. A rate trains if its final loss is below half of that of predicting 0; the "
-    "count is a mean over seeds. A low sensitivity can mean that a core hardly learns at any rate.",
+    "Measured: from losses clipped at the initial loss, then averaged over five seeds; brackets: 95 % bootstrap "
+    "interval. The next two columns average in another order. A rate trains if its final loss is below half of that of "
+    "predicting 0; the count is a mean over seeds. A low sensitivity can mean that a core hardly learns at any rate.",
     sources=SWEEP,
     command=TRAIN,
     published="variance_sensitivity/table1",
@@ -107,7 +108,7 @@ show.figure(
 show.figure(
     variance_sensitivity.figure_8(results),
     "Training behaviour of QK-LayerNorm by treatment of γ",
-    "As above. Clipped γ (the value, not its gradient): called QK-LayerNorm elsewhere.",
+    "As above. Clipped γ (the value itself, not its gradient) is what other figures call QK-LayerNorm.",
     sources=TRACES,
     command=TRAIN,
     published="variance_sensitivity/figure8",
@@ -129,8 +130,8 @@ show.figure(
     variance_sensitivity.figure_11(results),
     "Attention of the first layer",
     "First seed, one sequence of 20 tokens, at the learning rate of the figures above. The last map is of the step "
-    "before softmax diverges, or of the training's end. From a separate training: in the figures above softmax "
-    "diverges at another step.",
+    "before softmax diverges, or of the training's end. The maps are of a separate training: in the "
+    "figures above softmax diverges at another step.",
     sources=["results/sensitivity/maps.csv"],
     command=TRAIN,
     published="variance_sensitivity/figure11",
@@ -159,8 +160,8 @@ show.table(
 #
 # The paper trains LLaMA-1B and GPT-2 Large. Here the cores replace softmax in this artifact's decoder, at the printed
 # learning rate and schedule (scale desk, two seeds). The entropy of softmax falls in training, and the ReLU kernel and
-# QK-LayerNorm keep higher entropies and lower norms, as the paper says. But softmax stays stable, and the loss of the
-# ReLU kernel is higher than its loss, not lower.
+# QK-LayerNorm keep higher entropies and lower norms, as the paper says. But softmax stays stable, and the ReLU kernel's
+# loss is higher than softmax's, not lower.
 
 # %%
 show.figure(

@@ -80,7 +80,7 @@ def _add_model(group: Any) -> None:
 
 def _add_common(add: Callable[..., Any]) -> None:
     """Arguments of both `ask` and `serve`."""
-    prefix = "public text before every prompt, computed in the clear (`ask --server` uses that of the server)"
+    prefix = "public text, computed in the clear, before every prompt (`ask --server` uses that of the server)"
     add("--prefix", default="", metavar="TEXT", help=prefix)
     add("--tokenizer", help="tokenizer file (default: the model's own)")
     longest = "seconds to wait for one message from the other party, computing time included (default 120)"

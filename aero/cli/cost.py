@@ -31,7 +31,7 @@ GB = 1e9
 
 def add_arguments(cost: argparse.ArgumentParser) -> None:
     add = cost.add_argument
-    add("architecture", nargs="*", metavar="ARCHITECTURE", help="one, in the papers' notation: SM+ScFuFFNi_3")
+    add("architecture", nargs="*", metavar="ARCHITECTURE", help="one, in the papers' notation, such as SM+ScFuFFNi_3")
     families = f"model family: {', '.join(FAMILIES)} (default gpt2)"
     folder = "or, without ARCHITECTURE, a Hugging Face model's folder or config.json"
     add("--model", default="gpt2", help=f"{families}; {folder}")

@@ -49,15 +49,16 @@ def explorer_rows(results: Results) -> pd.DataFrame:
 def explorer(results: Results, claims: pd.DataFrame) -> show.HTML:
     """HTML of the table of rows and the table of claims, a frame as of `claims.judge`."""
     columns = ["paper", "where", "claim", "published", "measured", "verdict"]
-    tables = (show.plain_table(frame) for frame in (explorer_rows(results), claims[columns]))
-    return show.HTML(f'<div class="screen-only" id="explorer-tables">\n{"<h3>Find a claim</h3>".join(tables)}</div>')
+    rows, found = show.plain_table(explorer_rows(results)), show.plain_table(claims[columns])
+    return show.HTML(f'<div class="screen-only" id="explorer-tables">\n{rows}<h3>Find a claim</h3>{found}</div>')
 
 
 def explorer_assets() -> tuple[str, str]:
     """The explorer's style sheet and script, a module: DataTables, as packed by itables, and assets/explorer.js."""
     packed = resources.files("itables") / "html"
     library = (packed / "dt_bundle.js").read_text(encoding="utf-8")
-    names = ", ".join(re.findall(r"(\w+) as (?:default|set_or_remove_dark_class)\b", library))
+    exported = {name: local for local, name in re.findall(r"([\w$]+) as (\w+)", library[library.rindex("export{") :])}
+    names = f"{exported['default']}, {exported['set_or_remove_dark_class']}"
     library = library.replace("<!--", r"\x3c!--")  # which would change where HTML sees the script end
     own = (Path(__file__).parent / "assets/explorer.js").read_text(encoding="utf-8")
     script = f"{library}\n(function (DataTable, followTheme) {{\n{own}}})({names});\n"

@@ -89,7 +89,7 @@ def penalty_of_low_entropy(results: Results, context: int, share: float) -> Meas
     entropies = [torch.full((1, 1, 1, context), (0.5 + s * share) * maximum, dtype=torch.float64) for s in (1, -1)]
     above, below = (float(entropy_regularization(e, thresholds, gamma, "head_mean")) for e in entropies)
     evidence = f"aero.entropy.entropy_regularization, T={context}, gamma {gamma:g}: the square of either deviation"
-    text, held = f"{below:.3f} below, {above:.3f} above", below == 0 < above
+    text, held = f"penalty {below:.3f} below the threshold, {above:.3f} above", below == 0 < above
     return Measurement(text, PUBLISHED_ONLY, evidence, checks={"": held})
 
 

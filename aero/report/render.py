@@ -110,7 +110,7 @@ def page(parts: Iterable[str], footer: str) -> str:
     glyphs = {match[1]: match[0] for match in _GLYPH.finditer(html)}
     shared = f'<svg width="0" height="0" style="position:absolute"><defs>{"".join(glyphs.values())}</defs></svg>'
     html = _GLYPH.sub("", html).replace("<main>", f"<main>\n{shared}", 1)
-    html = html.replace("<style>", f"<style>\n{style}\n</style>\n<style>", 1)  # the page's own style sheet overrides it
+    html = html.replace("<style>", f"<style>\n{style}\n</style>\n<style>", 1)  # before the page's own
     return html.replace("</main>", f'</main>\n<script type="module">{script}</script>', 1)
 
 

@@ -158,7 +158,7 @@ def table(frame: pd.DataFrame, title: str, caption: str, print_only: bool = Fals
 
 def plain_table(frame: pd.DataFrame) -> str:
     """The table alone, without its index. Numbers get three significant digits, NaN a dash."""
-    return frame.map(_text).to_html(index=False, border=0, classes="data") if len(frame) else "<p>not measured</p>"
+    return frame.map(_text).to_html(index=False, border=0) if len(frame) else "<p>not measured</p>"
 
 
 def prose(text: str, **numbers: object) -> HTML:

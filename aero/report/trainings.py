@@ -143,8 +143,7 @@ def difference_of_shares(results: Results, runs: list[str], base: str, quarters:
         if one is not None:
             means = [fmean(side[seed] for seed in one.seeds) for side in (own, other)]
             fractions += means
-            name = f"{run} " if len(runs) > 1 else ""
-            text.append(f"{name}{means[0]:.2f} - {means[1]:.2f} = {one.text(2)}")
+            text.append(f"{run} {means[0]:.3f}, {base} {means[1]:.3f}: {one.text(3, signed=True)}")
     return of_trainings(results, (*runs, base), found, text="; ".join(text), fractions=fractions)
 
 
@@ -206,7 +205,7 @@ def returning_slopes(results: Results, runs: list[str], near: float) -> Measurem
     return trained(
         results,
         seeds(results, *runs),
-        text="; ".join(f"{name} {sizes.max():.3f}, at the end {sizes[-1]:.3f}" for name, sizes in largest.items()),
+        text="; ".join(f"{name}: at most {sizes.max():.3f}, last {sizes[-1]:.3f}" for name, sizes in largest.items()),
         effects={name: exact(float(sizes[-1] <= near < sizes.max())) for name, sizes in largest.items()},
         checks={name: bool(sizes[-1] < sizes.max()) for name, sizes in largest.items()},
         missing=not_run(results, *runs) or ("" if len(largest) >= 2 * len(runs) else "slopes of too few seeds"),

@@ -31,22 +31,21 @@ const found = {};
 const shown = (table, column) => [...table.querySelectorAll('tbody tr')].map((row) => row.cells[column].textContent);
 const drawn = () => new Promise((done) => setTimeout(done, 50));  // DataTables sorts a moment after the click
 async function explore(tables) {
-  const [rows, claims] = tables, titles = [...rows.querySelectorAll('th')].map((cell) => cell.textContent);
-  const sorted = [];
-  for (const start of ['perplexity', 'GB', 'GB']) {
-    const column = titles.findIndex((title) => title.startsWith(start));
-    rows.querySelectorAll('th')[column].click();
+  const [rows, claims] = tables, hostile = shown(claims, 2)[0], images = claims.querySelectorAll('img').length;
+  const perplexity = rows.querySelectorAll('th').length - 1, place = 1, sorted = [];
+  for (const [table, column] of [[rows, perplexity], [rows, perplexity], [claims, place]]) {
+    table.querySelectorAll('th')[column].click();
     await drawn();
-    sorted.push(shown(rows, column));
+    sorted.push(shown(table, column));
   }
   const search = rows.querySelector('.dt-search input');
   search.value = 'optimised';
   search.dispatchEvent(new Event('input'));
+  const filters = [...tables].map((table) => table.querySelectorAll('th .dtcc-button').length);
   claims.querySelectorAll('th .dtcc-button')[1].click();
   claims.querySelector('.dtcc-list-buttons .dtcc-button').click();
   await drawn();
-  const markup = claims.querySelectorAll('img').length;
-  return {tables: tables.length, sorted, searched: shown(rows, 2), filtered: shown(claims, 5), markup};
+  return {hostile, images, sorted, filters, searched: shown(rows, 2), filtered: shown(claims, 5)};
 }
 window.addEventListener('load', async () => {
   for (const frame of document.querySelectorAll('iframe')) {
@@ -61,6 +60,7 @@ window.addEventListener('load', async () => {
       && parseFloat(frame.contentWindow.getComputedStyle(e).fontSize) < 11);
     found[width] = {
       scrollWidth: root.scrollWidth, background: style.backgroundColor, colour: style.color,
+      theme: root.className,
       wide: wide.slice(0, 5).map((e) => e.tagName + '.' + e.className), clipped: scroll.length, small: small.length,
       links: [...page.querySelectorAll('a[href^="#"]')].filter((a) => !page.getElementById(decodeURIComponent(
         a.getAttribute('href').slice(1)))).map((a) => a.getAttribute('href')),
@@ -96,10 +96,15 @@ def page(tmp_path_factory: pytest.TempPathFactory, full: Results) -> Path:
     wide = pd.DataFrame({f"a column of {number} words": ["EReg(SM(t)+ScFuFFNi_6)"] * 3 for number in range(6)})
     claims = pd.read_csv(synthetic.PROJECT / "reports/claims.csv")
     claims.loc[0, "claim"] = "<img src=x onerror=alert(1)>"
+    rows = appendix.explorer_rows(full).head(12)
+    rows[appendix.PERPLEXITY] = [None, 1200.0, -3.0, 20.0, 7.0, None, 0.0, -12.4, 3e4, 100.0, 9.0, None]
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(appendix, "explorer_rows", lambda results: rows)
+        explorer = appendix.explorer(full, claims)
     parts = (
         show.figure(aero_entropy.guided_figure_2(full), "A figure", "Of every head.", sources=["results/a.jsonl"]),
         show.table(wide, "A table", "Of six columns.", command="python -m stages.report"),
-        appendix.explorer(full, claims),
+        explorer,
     )
     text = "# A title\n\n$$E = -\\sum_i \\sum_j a_{ij} \\log a_{ij}$$\n\n## Explorer"
     path = tmp_path_factory.mktemp("browser") / "report.html"
@@ -136,17 +141,19 @@ def test_no_overflow_no_console_error_no_dead_anchor(light: dict[str, dict]) -> 
 
 def test_the_explorer_sorts_searches_and_filters(light: dict[str, dict]) -> None:
     seen = light["1024"]["explorer"]
-    assert (seen["tables"], seen["markup"]) == (2, 0)
-    for values, descending in zip(seen["sorted"], (False, False, True), strict=True):
-        numbers = [float(value.replace(",", "")) for value in values if value != "–"]
-        assert len(set(numbers)) > 1 and numbers == sorted(numbers, reverse=descending)
-        assert values[len(numbers) :] == ["–"] * (len(values) - len(numbers))  # gaps last
+    assert seen["hostile"].startswith("<img") and seen["images"] == 0
+    up, down, places = seen["sorted"]
+    ordered = ["-12.4", "-3", "0", "7", "9", "20", "100", "1,200", "30,000"]
+    assert (up, down) == ([*ordered, *["–"] * 3], [*ordered[::-1], *["–"] * 3])
+    assert places == sorted(places, key=lambda place: [int(n) if n.isdigit() else n for n in re.split(r"(\d+)", place)])
+    assert seen["filters"] == [2, 2]
     assert set(seen["searched"]) == {"optimised"}
     assert len(set(seen["filtered"])) == 1
 
 
 def test_dark_is_dark_and_readable(page: Path, light: dict[str, dict]) -> None:
     bright, dark = light["1024"], measured(page, "--blink-settings=preferredColorScheme=0")["1024"]
+    assert (bright["theme"], dark["theme"]) == ("", "dark")  # of DataTables
 
     def luminance(colour: str) -> float:
         parts = [int(part) / 255 for part in re.findall(r"\d+", colour)[:3]]

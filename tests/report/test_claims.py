@@ -179,10 +179,10 @@ def heads(name: str, layers: Sequence[float | None], learned: Sequence[Any] = ({
 @pytest.mark.parametrize(
     ("scaled", "verdict", "share"),
     [
-        ([0.9, 0.8, 0.7], "reproduced", "0.00"),
-        ([0.9, 0.1, 0.1], "opposite here", "0.67"),
-        ([0.9, None, None], "opposite here", "0.67"),  # heads that are not finite have collapsed
-        ([None] * 3, "opposite here", "1.00"),
+        ([0.9, 0.8, 0.7], "reproduced", "0.000"),
+        ([0.9, 0.1, 0.1], "opposite here", "0.667"),
+        ([0.9, None, None], "opposite here", "0.667"),  # heads that are not finite have collapsed
+        ([None] * 3, "opposite here", "1.000"),
     ],
 )
 def test_share_of_collapsed_heads(scaled: list[float | None], verdict: str, share: str) -> None:
@@ -190,7 +190,7 @@ def test_share_of_collapsed_heads(scaled: list[float | None], verdict: str, shar
     found = decide(
         results(*stable, *heads("sm", [0.9, 0.8, 0.05]), *heads("sm-scffn", scaled)), "f7-collapse-prevented"
     )
-    assert found.verdict == verdict and f"sm-scffn {share} - 0.33 = " in found.measured
+    assert found.verdict == verdict and f"sm-scffn {share}, sm 0.333: " in found.measured
 
 
 @pytest.mark.usefixtures("ungated")
@@ -261,7 +261,7 @@ def slopes(name: str, *rows: Sequence[float]) -> list[Run]:
 def test_slopes_that_return_to_zero(last: float, verdict: str) -> None:
     runs = (*slopes("sm-leakyr", [0.01], [0.3], [0.0]), *slopes("sm-leakyr-global", [0.01], [0.3], [last]))
     found = decide(results(*runs), "f4-slopes-vanish")
-    assert found.verdict == verdict and f"at the end {abs(last):.3f}" in found.measured
+    assert found.verdict == verdict and f"last {abs(last):.3f}" in found.measured
 
 
 @pytest.mark.usefixtures("ungated")
@@ -305,7 +305,7 @@ def test_slopes_at_first() -> None:
         # at d = 768, T = 8,192: 9,437,184 of 33,030,912 are the feed-forward network's
         ("c-attention-starts-gpt2", "contradicted", "28.6% to 40.6%; 4 of 4 outside"),
         # (0.3 ln 128)^2 on either side of the threshold, beyond the margin of 0.2 ln 128
-        ("l-c-excess-only", "contradicted", "2.119 below, 2.119 above"),
+        ("l-c-excess-only", "contradicted", "penalty 2.119 below the threshold, 2.119 above"),
         ("vs-e2-order", "contradicted", "Eq. 29 summed 0.3662; Eq. 31 0.0329; Eq. 32 -0.3333; entropy itself -0.3333"),
     ],
 )

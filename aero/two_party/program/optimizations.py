@@ -21,7 +21,7 @@ OPTIMIZATIONS: dict[str, str] = {
     "lattice_lookup": "large embeddings by encrypted queries (aero.two_party.lattice.lookup)",
     "lattice_products": "multiplication by the server's matrices outside SPU (aero.two_party.lattice.matmul)",
     "lattice_attention": "Q K^T and P V outside SPU (aero.two_party.lattice.matmul)",
-    "lattice_rest": "what these leave to SPU: hint, vocabulary projection, single rows, row tiles, squares of norms",
+    "lattice_rest": "further products outside SPU: hint, vocabulary projection, single rows, row tiles, squared norms",
     "one_qkv": "Q, K and V as one matrix multiplication, 1/sqrt(d_k) folded in",
     "folded_norms": "gain and bias of every LayerNorm folded into the matrix that follows",
     "folded_ffn": "linear feed-forward folded into W_O; the He & Hofmann combination as one matrix",
@@ -34,9 +34,9 @@ OPTIMIZATIONS: dict[str, str] = {
     "last_row": "in the last layer and after it, only the last query row",
     "narrow_comparisons": "maxima, clipping, ReLU and the segments of GELU compared in a ring of 32 bits",
     "gelu_by_squares": "GELU by three squarings, closer than segmented_gelu (with segmented_gelu)",
-    "wide_maxima": "maxima as trees of four-way nodes: half of the levels",
+    "wide_maxima": "maxima as a tournament of groups of four: half of the levels",
     "bounded_reciprocals": "row sums and LayerNorms inverted on a known range (with late_division, folded_norms)",
-    "bounded_logits": "softmax without maxima, checked, for models trained with qk_clip (with late_division)",
+    "bounded_logits": "softmax without maxima, their bound checked, for qk_clip models (with late_division)",
 }
 """All are exact up to fixed point except segmented_gelu and gelu_by_squares; bounded_reciprocals, as close as SPU, and
 bounded_logits, less so (`bounded`); and split_exponential, which is closer to exp than SPU's own. Those that begin with

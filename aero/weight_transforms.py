@@ -1,13 +1,12 @@
 """Weights as functions of parameters (weight norm, spectral norm, sigmaReparam, log t), and how to fold them away.
 
-`fold_weight_norm` returns a copy of a trained model with plain weights that computes the same function.
+`fold_weight_norm` returns a copy of a trained `aero.model.GPT` with plain weights that computes the same function.
 """
 
 from __future__ import annotations
 
 import copy
 from dataclasses import replace
-from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor, nn
@@ -16,11 +15,8 @@ from torch.nn.utils import parametrizations, parametrize
 from aero.architecture import Architecture
 from aero.attention_kernels import core_named, sigma_reparam
 
-if TYPE_CHECKING:
-    from aero.model import GPT
 
-
-def parametrize_weights(model: GPT) -> None:
+def parametrize_weights(model: nn.Module) -> None:
     """Parametrise, in place, the matrices that the architecture of `model` normalises (AERO Eq. 5), and its
     temperatures with `log_temperature`.
 
@@ -95,17 +91,12 @@ def _outside_autocast(layer: nn.Linear) -> None:
     layer.parametrizations.weight[0] = OutsideAutocast(layer.parametrizations.weight[0])
 
 
-def foldable(model: GPT) -> bool:
-    """Whether `model` has parametrised weights that `fold_weight_norm` makes plain."""
-    return model.architecture.weight_norm is not None or model.config.log_temperature
-
-
 @torch.no_grad()
-def fold_weight_norm(model: GPT) -> GPT:
+def fold_weight_norm(model: nn.Module) -> nn.Module:
     """A copy of `model`, in evaluation mode, with norms of weights and e^s of `log_temperature` folded into plain
     weights."""
     source = copy.deepcopy(model).eval()  # in training mode, reading a spectral norm's weight would iterate
-    if not foldable(model):
+    if model.architecture.weight_norm is None and not model.config.log_temperature:
         return source
     state = {name: value for name, value in source.state_dict().items() if ".parametrizations." not in name}
     for name, module in source.named_modules():

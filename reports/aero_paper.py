@@ -2,8 +2,9 @@
 # # AERO
 #
 # *AERO: Softmax-only LLMs for efficient private inference* (arXiv 2410.13060) removes LayerNorm and the activations of
-# the feed-forward networks step by step. It fuses and prunes the layers that have become linear, and adds a penalty on
-# attention entropy. It asks how much cheaper private inference becomes and how much perplexity rises.
+# the feed-forward networks step by step. It fuses and prunes the layers that have become linear, and penalises heads
+# whose entropy is further than a margin γ from a learned threshold. It asks how much cheaper private inference becomes
+# and how much perplexity rises.
 #
 # Rows are named by their parts. SM is the softmax, LN the LayerNorm of each block, G or R a GELU or ReLU in the
 # feed-forward network. Without G or R the feed-forward network is linear. Sc scales its output by learned numbers, Fu
@@ -28,7 +29,7 @@ DESK = {name: [f"results/{desk.scale}/{name}.jsonl"] for name in ("metrics", "en
 show.table(
     aero.table_1(results),
     "Architectures with fewer nonlinearities",
-    "Operations of a forward pass of GPT-2 at T = 128, counted from the notation: how many, and on which shape.",
+    "Nonlinear operations in a forward pass of GPT-2 at T = 128, as its name implies: how many, and on which shape.",
     sources=["aero/published/aero.yaml"],
     published="aero/table1",
 )
@@ -45,8 +46,9 @@ show.prose(
     "networks pruned, and {final} with penalty and temperature besides.\n"
     "3. Penalty and temperature together change `SM+R` by {regularised_relu}, `SM+ScFuFFN` by {regularised}, and "
     "`SM+LN+G`, which has LayerNorm, by {regularised_layer_norm}.\n"
-    "4. Without LayerNorm trainings can fail, some of them by chance: `SM` failed in {sm} trainings, `SM+ScFFN` in "
-    "{scaled}, `SM+ScFuFFN` in {fused} and `SM+WNorm(FFN)` in {weight_norm} (some seeds were repeated).\n"
+    "4. Without LayerNorm trainings can fail (diverge, or stay above a bigram model), some of them by chance: `SM` "
+    "failed in {sm} trainings, `SM+ScFFN` in {scaled}, `SM+ScFuFFN` in {fused} and `SM+WNorm(FFN)` in {weight_norm} "
+    "(some seeds were repeated).\n"
     "5. Points 1 to 4 were measured in small models; at the papers' width `SM+G`, `SM+R` and `SM+ScFuFFN` diverged, "
     "and with LayerNorm ReLU is worse than GELU, as published (one seed each).",
     **numbers,
@@ -59,11 +61,11 @@ show.prose(
     "(`results/desk/predictions.yaml`). The gate asks of `SM+LN+G` a perplexity below 0.95 times that of the best "
     "n-gram model of the same tokens, and half of its heads at middle entropies (first page). `SM+LN+G` has perplexity "
     "{perplexity} (n-gram model: {best}), and {heads} of its heads have middle entropies. Planned but not run: other "
-    "numbers of tokens, width 256, replacements of LayerNorm and softmax, Pythia at this scale, and `SM` and "
-    "regularised models at the papers' width.\n"
+    "numbers of tokens, width 256, replacements of LayerNorm, further ones of softmax, Pythia at this scale, and `SM` "
+    "and regularised models at the papers' width.\n"
     "\n"
     "One GPU did {gpu} of the {all} trainings, CPUs the others and the learning-rate search. Of the GPU's trainings "
-    "{repeats} also finished on a CPU. Perplexity on the CPU over that on the GPU: {changes}; {within} of these CPU "
+    "{repeats} also finished on a CPU. Change of perplexity from GPU to CPU: {changes}; {within} of these CPU "
     "trainings lie in the range of the row's seeds. The tables have one training per row and seed. Those that "
     "diverged, all on the CPU: {diverged}. GPU attempts at `SM+G`, `SM+ScFFN`, `SM(t)+ScFuFFN` and `SOTA(SM+ScFFN)` "
     "diverged too (`docs/gpu.md`), so the processor is hardly the cause. Three trainings in the tables, all of seed "
@@ -87,31 +89,31 @@ show.prose(
 #   it beats n-gram models, but few of its heads have middle entropies. There a linear FFN raises perplexity far more
 #   (table below). Without LayerNorm the gradient of the last layer became non-finite within 50 steps; the cause
 #   is open.
-# - The order of SM+R and SM+LN+G depends on the budget: after 2.05M tokens SM+R is far worse (table of learning rates).
+# - The order of SM+R and SM+LN+G depends on the budget: after 2.05M tokens SM+R is worse than a bigram model (table of
+#   learning rates).
 
 # %%
 show.prose(
-    "The standard deviation of a difference, as registered, is pooled over all differences of the scale: {deviation}, "
-    "with {freedom} degrees of freedom. It is larger than that of differences among rows with LayerNorm, "
-    "and smaller than that of `SM+G` against `SM+LN+G` or of `SM+ScFuFFN` against `SM+LN+G`. The next table marks with "
-    "* each interval that would contain zero by the spread of its own two or three seeds: only pooling shows that "
-    "AERO's rows cost perplexity at all (point 2).",
+    "As registered, one standard deviation is pooled over all differences of the scale: {deviation}, with {freedom} "
+    "degrees of freedom. Differences among rows with LayerNorm vary less; `SM+G` and `SM+ScFuFFN` against `SM+LN+G` "
+    "vary more. * in the next table: computed from its own two or three seeds, the interval would contain zero. Only "
+    "pooling shows that AERO's rows cost perplexity at all (point 2).",
     **numbers,
 )
 
 # %% [markdown]
-# Figures and tables with data in `results/laptop` are of scale laptop (width 64, T = 64, a vocabulary of bytes, hence
-# its lower perplexities). That scale shows that the pipeline works; its models are worse than n-gram models. *First
-# seed* means a run's first seed that did not diverge, if there is one.
+# Figures and tables with data in `results/laptop` are of scale laptop (width 64, half of the papers' T, a vocabulary of
+# bytes, hence its lower perplexities). That scale shows that the pipeline works; its models are worse than n-gram
+# models. *First seed* means a run's first seed that did not diverge, if there is one.
 
 # %%
 show.table(
     aero.predicted_differences(results),
     "Differences in perplexity, predicted and measured",
     "Mean over seeds, paired; brackets: 95 % t-interval, whose standard deviation is pooled over all comparisons. "
-    "Predicted: the published size; where none is printed, the sign that a paper or, for rows of no paper, we "
-    "expected. A row is not always a claim of its own. Of three seeds, missing ones failed (see the next tables) or "
-    "were not run. *: by its own seeds' spread the interval would contain zero.",
+    "Predicted: the published size; where none is printed, the sign expected by a paper or, for rows of no paper, by "
+    "us. Some rows are no claim of their own. Of three seeds, missing ones failed (see the next tables) or were not "
+    "run. *: computed from its own seeds, the interval would contain zero.",
     sources=["results/desk/predictions.yaml", "results/desk/metrics.jsonl"],
     command="make repro SCALE=desk",
 )
@@ -145,8 +147,8 @@ show.table(
     "2.05M tokens (1,000 steps; with 4 micro-batches 250), one seed each. Diverged at: the step at which loss or "
     "gradient was no longer finite. A bigram model of the same "
     f"tokens has perplexity {ngrams(desk, 'desk', 2_048_000).get(2, float('nan')):.1f}; trainings above it count as "
-    "failed. Predicted: the highest rate that trains falls from left to right. That of the first column is the "
-    "highest; the order of the others is undecided. Other trainings of scale desk take 2,500 steps at rate 0.001.",
+    "failed. Predicted: the highest workable rate falls from left to right. The first column's is the highest; the "
+    "others' order is undecided. Other trainings of scale desk take 2,500 steps at rate 0.001.",
     sources=["results/desk/learning_rates.csv", "results/desk/predictions.yaml"],
     command="python -m stages.learning_rates",
 )
@@ -342,7 +344,7 @@ show.figure(
 # The paper prunes six networks and says that pruning seven fails. Here some trainings with seven failed, and the others
 # have a higher perplexity than with six (table of differences). Other counts have one seed and decide nothing: with 2
 # to 5, and with 8, perplexity is near that of none pruned; with 1, 9, 10 and 11 training diverges; with 12 it stays at
-# the level of a unigram model. Without pruning SM+ScFFN, too, diverged in two of three seeds.
+# the level of a unigram model. Unpruned SM+ScFFN also diverged in two of three seeds.
 
 # %%
 show.table(
@@ -449,6 +451,6 @@ show.table(
 show.table(
     claims.contradicted(results, "aero"),
     "Contradicted claims of the paper",
-    "By arithmetic, counts or costs at the papers' own dimensions. All claims: appendix.",
+    "By arithmetic, theory, counts or costs at the papers' own dimensions. All claims: appendix.",
     sources=["reports/claims.csv"],
 )

@@ -84,7 +84,7 @@ show.table(
 # 1. What does `SM+ScFuFFN` cost in GB: published, reproduced, optimised?
 #    [First table](#one-private-forward-pass-of-gpt-2-t-128)
 # 2. Which configuration gives the published bytes, and what if one choice changes?
-#    [The four best fits](#the-four-best-fits-and-the-best-with-one-choice-changed)
+#    [The four best fits](#the-four-best-fits-and-one-choice-changes-of-the-best)
 # 3. How much of the saving is the baseline's GELU?
 #    [Saving in communication](#aero-table-4-saving-in-communication)
 # 4. Are the published minutes possible on the published network?
@@ -96,7 +96,7 @@ show.table(
 # 8. Does softmax attention collapse as Theorem 5.1 says? [Theorem 5.1](#theorem-5-1-against-draws),
 #    [attention while training](#variance-sensitivity-figure11)
 # 9. What does entropy have to do with encoding a context in parallel segments?
-#    [Entropy against what is lost](#entropy-against-what-is-lost)
+#    [Entropy against loss](#entropy-against-loss)
 # 10. How long does a private pass take, where does the time go, and how long does a next private token take?
 #     [Minutes](#modelled-minutes-of-a-forward-pass), [computing](#where-the-computing-goes),
 #     [next token](#a-next-token-with-cached-keys-and-values)
@@ -109,8 +109,8 @@ show.table(
 # %%
 BRACKETS = dict.fromkeys(show.PAPERS, "Brackets: 95 % interval over seeds.")
 BRACKETS["parallel_context"] = (
-    "Brackets: 95 % interval over episodes. Losses: nats for the texts, % wrong for other tasks; of a difference, "
-    "negative is better."
+    "Brackets: 95 % interval over episodes. Losses: nats for the texts, % wrong for other tasks; negative differences "
+    "are better."
 )
 judged = claims.judge(results)
 for short, title in show.PAPERS.items():
@@ -164,7 +164,7 @@ show.table(
 )
 
 # %% [markdown]
-# `results/bench` also has the speed of tokenizing, of a pipeline run without work, and of private passes by depth.
+# `results/bench` also has the speed of tokenizing, of a pipeline with nothing to redo, and of private passes by depth.
 # `results/robustness` has checks with damaged input and with faults in every stage, and checks of transcripts, packages
 # and a server over 1,000 questions; each file names its commit.
 
@@ -175,7 +175,7 @@ show.table(
 show.table(
     appendix.determinism(results),
     "The same training again",
-    "Repeated trainings are equal on the same kind of processor with the same number of threads. Loss, of every logged "
-    "step, and perplexity: relative; entropy: nats.",
+    "Repeated trainings are equal on the same kind of processor with the same number of threads. Differences of logged "
+    "losses and of perplexity: relative; of entropy: nats.",
     sources=[f"{ROBUSTNESS}/determinism.json"],
 )

@@ -2,9 +2,12 @@
 # # AERO, reproduced
 #
 # Nonlinear operations make private inference of language models expensive. Five papers study attention entropy; two
-# of them also ask which of these operations a model needs. This report re-runs their experiments. Communication is
-# measured between two processes at the papers' own sizes, models are trained at smaller sizes, and every claim has a
-# verdict.
+# of them, AERO first, also ask which of these operations a model needs. This report re-runs their experiments.
+# Communication is measured between two processes at the papers' own sizes, models are trained at smaller sizes, and
+# every claim has a verdict.
+#
+# Models are named by their parts: SM is the softmax, LN LayerNorm, G or R a GELU or ReLU; Sc, Fu, i_6: linear
+# feed-forward networks are scaled, fused, six of them pruned; EReg: entropy penalty; SM(t): learned temperature.
 
 # %%
 import pandas as pd
@@ -21,26 +24,26 @@ numbers = claims.headline(results)
 show.prose(
     "1. **Bytes: explained.** The papers do not state how they configured SPU, their framework for two-party "
     "computation. One configuration gives all {rows} printed values within {residual:.2f} %: version 0.9.2b0, tanh "
-    "GELU, secret-shared weights. In it, AERO's cheapest row (`SM+ScFuFFNi_6`) saves {saving_fitted:.2f}x, and in "
-    "stock SPU 0.9.5, which sends fewer bytes, {saving_stock:.2f}x; printed: {saving:.2f}x.\n"
+    "GELU, secret-shared weights. In it, AERO's cheapest model (`SM+ScFuFFNi_6`) sends {saving_fitted:.2f}x fewer "
+    "bytes than the baseline `SM+LN+G`; in stock SPU 0.9.5, {saving_stock:.2f}x; printed: {saving:.2f}x.\n"
     "2. **Part of the saving is the baseline's GELU.** Of the {saving_stock:.2f}x, a factor of {saving_gelu:.2f} is "
-    "the costly GELU of the baseline `SM+LN+G`; with a known cheaper one, {saving_architecture:.2f}x remains. Our "
-    "program also cuts the cost of softmax and matmuls, which AERO keeps; in it AERO saves {saving_optimised:.2f}x. It "
-    "fuses linear feed-forward networks itself, so `SM+ScFFN` saves {saving_unfused:.2f}x too, and pruning adds "
-    "nothing.\n"
+    "the baseline's costly GELU; with a known cheaper one, {saving_architecture:.2f}x remains. Our program also cuts "
+    "the cost of softmax and matmuls, which AERO keeps; in it AERO saves {saving_optimised:.2f}x. This program fuses "
+    "linear feed-forward networks itself, so `SM+ScFFN` saves {saving_unfused:.2f}x too, and pruning adds nothing.\n"
     "3. **Minutes: too short as printed.** The baseline's {gb:.2f} GB need {needed_minutes:.1f} minutes at 100 Mbit/s "
     "even with both directions always busy; printed: {minutes:.2f}. Transfer alone rules out {impossible} of {rows} "
     "rows; transfer and the rounds of stock SPU, 80 ms each, rule out {impossible_with_rounds}.\n"
-    "4. **Training: partly reproduced, in small models** (width {width}, {tokens:.1f}M tokens in all, in two passes, "
-    "{seeds}). Against `SM+LN+G`, perplexity changes by {no_layer_norm} in `SM+R`, {softmax_alone} in `SM` (paper: "
-    "diverged) and {softmax_only} in `SM+ScFuFFN`. Entropy penalty and temperature change `SM+LN+G` by "
-    "{regularised_layer_norm}, `SM+ScFuFFN` by {regularised} and `SM+R` by {regularised_relu} (paper: n/a). "
-    "{warning}At width 768 `SM+G`, `SM+R` and `SM+ScFuFFN` diverged (one seed).\n"
+    "4. **Training: partly reproduced, in small models** (width {width}, {distinct:.2f}M tokens read twice,  {seeds}). "
+    "Against `SM+LN+G`, perplexity changes by {no_layer_norm} in `SM+R`, {softmax_alone} in `SM` (paper: diverged) and "
+    "{softmax_only} in `SM+ScFuFFN`. Entropy penalty and temperature change `SM+LN+G` by {regularised_layer_norm}, "
+    "`SM+ScFuFFN` by {regularised} and `SM+R` by {regularised_relu} (paper: n/a). {warning}At width 768 `SM+G`, `SM+R` "
+    "and `SM+ScFuFFN` diverged (one seed).\n"
     "5. **Theory: entropy falls, the printed derivative is wrong.** Softmax entropy falls as the variance of the "
     "logits grows, as Theorem 5.1 of Variance Sensitivity says. The derivative it prints is wrong in {wrong_slopes} of "
     "{slopes} cases. A head's mean entropy cannot reach log T = {log_t:.2f} under a causal mask: its bound at T=128 is "
     "{causal:.2f}.",
     warning="No verdict rests on them: the baseline does not beat n-gram models there. " if numbers["gate"] else "",
+    distinct=numbers["tokens"] / 2,
     **numbers,
 )
 
@@ -48,10 +51,8 @@ show.prose(
 show.table(
     private_tables.headline(results),
     "One private forward pass of GPT-2, T = 128",
-    "GB in both directions, and how many times fewer than SM+LN+G. SM: softmax, LN: LayerNorm, G, R: GELU, ReLU; Sc, "
-    "Fu, i: feed-forward networks scaled, fused, some of them pruned; EReg: entropy penalty; SM(t): learned "
-    "temperature. Reproduced: SPU 0.9.2b0, logits at every position. Optimised: this project's program under SPU "
-    "0.9.5, logits of the last token.",
+    "GB in both directions, and how many times fewer than SM+LN+G. Reproduced: SPU 0.9.2b0, logits at every position. "
+    "Optimised: this project's program under SPU 0.9.5, logits of the last token.",
     sources=["results/two_party/rows.csv", "results/two_party/forensics_fits.csv"],
 )
 

@@ -6,17 +6,18 @@
 # performance falls. It proposes two remedies: a shared attention sink before every segment, and selective
 # attention to few segments.
 #
+# **Setting.** The paper measures Llama-3.1-8B and similar models on benchmarks that are not included here. This report
+# measures SmolLM2-135M-Instruct, a small model of the same architecture, on two texts and three kinds of generated
+# questions: categories of words, people and their towns, pairs of UUIDs (the last two are retrieval). An *episode* is
+# one question or, of the texts, one scored continuation. Directions can be compared with the paper, sizes cannot.
+#
 # **What holds here.** As $P$ grows, performance falls and the query's attention entropy rises, in texts of 8,000 tokens
 # too. Logits are smaller than in full attention, and so are keys of the segments' first tokens; this is the paper's
 # explanation. Both remedies lower the entropy. Selective attention recovers answers in both retrieval tasks, more of
 # them with a sink, and lowers the perplexity of both texts. With one segment kept, it answers more questions about
 # people than full attention does. In classification the gains are within the intervals. On the texts, unlike in the
-# paper, keys taken from full attention beat both remedies together. Questions share contexts, so intervals are too
-# narrow.
-#
-# **Setting.** The paper measures Llama-3.1-8B and similar models on benchmarks that are not included here. This report
-# measures SmolLM2-135M-Instruct, a small model of the same architecture, on two texts and on tasks that are generated
-# offline. Directions can be compared with the paper, sizes cannot.
+# paper, taking the keys from full attention beats both remedies together. Questions share contexts, so intervals are
+# too narrow.
 
 # %%
 from aero.report import claims, show
@@ -38,7 +39,7 @@ show.table(
     "Published / measured, without a remedy. Perplexity for the two texts, % right for the others. Brackets: 95 % "
     "interval over episodes. Published: Llama-3.1-8B, 8,192 tokens, on the paper's own tasks: language modelling (one "
     "value for both texts), in-context learning (word classes), retrieved passages (people and towns), synthetic "
-    "recall (UUID pairs). A dash: more segments than the context has units, or not measured.",
+    "recall (UUID pairs). A dash: more segments than the context has words, people or pairs, or not measured.",
     sources=RESULTS,
     command=MEASURE,
     published="parallel_context/Summary, main results",
@@ -67,12 +68,12 @@ show.figure(
 #
 # The paper reports a correlation of about 0.95 (its absolute value) between entropy and performance. It traces the
 # entropy to smaller logits and smaller keys, above all of the first tokens of the segments. A correlation is not a
-# cause: with a remedy, entropy can be below that of full attention while more is lost.
+# cause: with a remedy, entropy can be below that of full attention while the loss is higher.
 
 # %%
 show.figure(
     parallel_figures.figure_correlation(results),
-    "Entropy against what is lost",
+    "Entropy against loss",
     "One point per P and remedy; r: without a remedy, with Fisher's interval over P.",
     sources=RESULTS,
     command=MEASURE,
@@ -85,7 +86,7 @@ show.figure(
     "Lines: means over the tasks; bands: their range. Panels of keys and values: their norms at the largest P, "
     "relative to those of the same tokens in full attention. A low entropy may be a sink: where entropy is low, the "
     "first tokens take most of the attention. GPT-2 (SM+LN+G): as trained here at scale desk, T = 128; its layers are "
-    "spread over the same depth.",
+    "stretched to the same axis.",
     sources=[*RESULTS, "results/desk/entropy.jsonl"],
     command=MEASURE,
 )
@@ -93,8 +94,8 @@ show.figure(
 # %% [markdown]
 # ## The remedies
 #
-# The paper keeps a fixed number $K$ of segments and leaves its choice open. The rows with a share of the scores choose
-# $K$ for every question: they keep the fewest segments that together have this share.
+# The paper keeps a fixed number $K$ of segments and leaves its choice open. Rows with a percentage choose $K$ for every
+# question: the fewest segments whose attention scores together have that share.
 
 # %%
 show.table(

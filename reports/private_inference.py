@@ -61,8 +61,8 @@ show.table(
     tables.communication(results, "4"),
     "AERO Table 4, communication: GPT-2, T=128",
     "The optimised program adds one 768 x 768 matmul (3.3 MB) before each layer where it must restore the residual "
-    "stream's original basis. Without a matrix into which it can be folded, the learned scale of a pruned network is a "
-    "multiplication of its own, hence the cost of SOTA(SM+ScFuFFNi_1).",
+    "stream's original basis. A pruned network has no matrix to absorb its learned scale; this extra multiplication "
+    "makes SOTA(SM+ScFuFFNi_1) costlier than SOTA(SM+ScFuFFN) in stock SPU.",
     sources=[FITS, *ROWS],
     command=COMPOSE,
 )
@@ -114,7 +114,7 @@ show.table(
 # %%
 show.table(
     tables.communication_fit(results),
-    "The four best fits, and the best with one choice changed",
+    "The four best fits, and one-choice changes of the best",
     "Largest residual over all 35 rows. Two of the four best fits change two choices. Unnamed choices are unchanged. "
     "The rank is among all combinations of the choices. `docs/communication_fit.md` has the meaning of the names.",
     sources=[FITS],
@@ -183,16 +183,17 @@ show.table(
 # Some networks replace LayerNorm, softmax or GELU by functions that are cheaper in the clear. Between two parties some
 # of these send more: DyT more than LayerNorm, sigmoid attention more than softmax, SiLU more than GELU. RMSNorm sends
 # as much as LayerNorm. ReLU attention, ReLU and squared ReLU send far less than what they replace; clipped DyT and
-# ConSmax save little. Of these, scale desk trained ReLU only, so this says nothing about the accuracy of the others.
+# ConSmax save little. Of these, scale desk trained only ReLU in place of GELU, so this says nothing about the accuracy
+# of the others.
 
 # %%
 show.table(
     tables.nonlinearities(results),
     "One call of each function at the size of GPT-2 small, T=128",
     "Each layer calls LayerNorm twice, softmax and GELU once. Stock SPU, one session; bytes of both parties without "
-    "set-up, seconds without delay. Rounds: seconds that one second of round-trip time adds, omitted as too noisy for "
-    "calls of over a minute. Sources: DyT (arXiv 2503.10622), ReLU attention (2309.08586), sigmoid "
-    "attention (2409.04431), ConSmax (2402.10930), squared ReLU (2109.08668).",
+    "set-up, seconds without delay. Rounds: increase of seconds per second of round-trip time; omitted for calls of "
+    "over a minute (too noisy). Sources: DyT (arXiv 2503.10622), ReLU attention (2309.08586), sigmoid attention "
+    "(2409.04431), ConSmax (2402.10930), squared ReLU (2109.08668).",
     sources=[str(tables.NONLINEARITIES)],
     command="python -m stages.other_nonlinearities --folder results/two_party",
 )
@@ -201,19 +202,18 @@ show.table(
 # ## Other systems
 #
 # Our smallest number is of a network whose layers have no nonlinear operation but the softmax. Like for like
-# (`SM+LN+G`) we send fewer bytes than BumbleBee, and more than EncFormer and BLB (by BLB's comparison with BOLT).
-# Systems with a dealer or a third party need someone else who is trusted. Systems with homomorphic encryption alone
-# send less and compute more.
+# (`SM+LN+G`) we send fewer bytes than BumbleBee, and more than EncFormer and BLB (whose GB follow from its ratio to
+# BOLT's). Systems with a dealer or a third party need someone else who is trusted. Systems with homomorphic encryption
+# alone send less and compute more.
 
 # %%
 ratios = ", ".join(f"{tables.text(ratio, 2)}x {system}" for system, ratio in figures.bytes_over_peers(results).items())
 show.table(
     figures.peers(results),
     "Private inference with transformers",
-    "All optimizations but bounded logits: the optimised program with the further optimizations described below. So "
-    "the "
-    f"bytes of our `SM+LN+G` are {ratios} (BLB by its own comparison with BOLT). BERT-base has GPT-2's layers "
-    "and width, and a smaller vocabulary. Last column: where a number was read. Second-hand: quoted by others.",
+    "All optimizations but bounded logits: the optimised program with all but one of the further optimizations below. "
+    "With these the bytes of our `SM+LN+G` are {ratios}. BERT-base has GPT-2's layers and width, and a smaller "
+    "vocabulary. Last column: where a number was read. Second-hand: quoted by others.",
     sources=["aero/published/peers.csv", "results/two_party/outside_tuned.csv"],
 )
 
@@ -221,8 +221,8 @@ show.table(
 # ## Minutes
 #
 # Most published minutes are too short for the published bytes on the published network. Assume that both directions are
-# always busy. Even then, these need more time than printed: every row of Tables 5 and 7, the rows with LayerNorm of
-# Tables 4 and 6, and by a hundredth of a minute the pruned rows of Table 6.
+# always busy. Even then, every row of Tables 5 and 7, the rows with LayerNorm of Tables 4 and 6 and (by 0.01 minutes)
+# the pruned rows of Table 6 need more time than printed.
 
 # %%
 show.prose(
@@ -243,8 +243,8 @@ show.table(
 show.prose(
     "An optimised pass of `SM+ScFuFFN` takes {total:.1f} minutes on the WAN: {computing:.1f} of computing, "
     "{transfer:.1f} of transfer and {rounds:.1f} of rounds. A next token with cached keys and values takes about "
-    "{next:.1f} minutes, {next_rounds:.1f} of them rounds. Its computing time is that of the "
-    "whole pass, times the ratio of the two times on a slower machine.",
+    "{next:.1f} minutes, {next_rounds:.1f} of them rounds. The token's computing time is that of the pass, times the "
+    "ratio of token to pass on a slower machine.",
     **tables.minutes_of_a_pass(results, "SM+ScFuFFN"),
 )
 
@@ -270,7 +270,7 @@ show.figure(
 # %% [markdown]
 # Seconds of passes at GPT-2's size, in this section and on the first page, are sums over operations measured in one
 # session: quote these. Other tables are of whole passes or of other sessions and machines: compare seconds only within
-# a table.
+# a table, and where its caption says so, a line.
 #
 # The latency on a network is modelled:
 #
@@ -293,18 +293,18 @@ show.table(
 #
 # Two of its optimizations approximate a function, GELU or the exponential; the others are exact up to fixed-point
 # rounding. It omits three more that approximate (GELU by squares, bounded reciprocals and bounded logits) and four
-# exact ones, all added after its costs had been measured. Within the older ones it was chosen for bytes: row tiles, for
-# example, save bytes and cost seconds.
+# exact ones, all added after its costs had been measured. Of the older ones, it has those that save bytes; row tiles,
+# for example, cost seconds.
 
 # %%
 show.prose(
     "On four small trained models, 200 held-out prompts each, its logits differ from PyTorch's by at most "
     "{optimised:.2g} (stock SPU, on 20 prompts: {stock:.2g}), and every top token is the same. With all optimizations "
     "but bounded logits, tried on three of the models, every top token is the same too. With bounded logits (run "
-    "`sm-scfuffn-qk-clip`) two of 200 answers are wrong if reciprocals are bounded too, none otherwise. At GPT-2's "
-    "size, with random weights, logits differ by at most {optimised_at_size:.2g} (stock SPU: {stock_at_size:.2g}). "
-    "These numbers are from `results/two_party/savings_errors.csv` and the first table of the next section. The tables "
-    "list single passes.",
+    "`sm-scfuffn-qk-clip`) two of 200 top tokens differ if reciprocals are bounded too, none "
+    "otherwise. At GPT-2's size, with random weights, logits differ by at most {optimised_at_size:.2g} (stock SPU: "
+    "{stock_at_size:.2g}). These numbers are from `results/two_party/savings_errors.csv` and the first table of the "
+    "next section.",
     **tables.largest_logit_errors(results),
 )
 
@@ -312,11 +312,11 @@ show.prose(
 show.table(
     tables.ablation(results),
     "The optimizations one by one",
-    "Bytes: alone (in stock SPU) / left out of the optimised program or, where marked, added to it. Logit error: "
+    "Change in bytes: added to stock SPU / left out of (if marked, added to) the optimised program. Logit error: "
     "largest difference from PyTorch's in complete passes with it alone. GELU by squares replaces the polynomial of "
     "segmented GELU. Dashes: not measured. Errors of lattice attention, lattice rest, wide maxima, bounded reciprocals "
-    "and the last line are of the same runs, trained again; that of bounded logits is of run `sm-scfuffn-qk-clip`, "
-    "with late division.",
+    "and the last line: after training the models again; of bounded logits: run `sm-scfuffn-qk-clip`, with late "
+    "division.",
     sources=[f"results/two_party/{name}.csv" for name in ("savings", "outside_tuned", "savings_errors")],
     command="python -m benchmarks.optimizations bytes",
 )
@@ -361,8 +361,8 @@ show.table(
 show.table(
     tables.cached_passes(results),
     "A next token with cached keys and values",
-    "A whole pass over 128 tokens (SmolLM2-135M: 16) and the costlier of the last two passes over one token; in "
-    "brackets their ratio. The machines differ: compare seconds within a line only.",
+    "A whole pass over 128 tokens (SmolLM2-135M: 16) and a one-token pass, the costlier of the last two of a session; "
+    "in brackets their ratio. The machines differ: compare seconds within a line only.",
     sources=["results/two_party/generation.csv"],
     command="python -m benchmarks.generation SM+ScFuFFN SM+LN+R SM+LN+G",
 )

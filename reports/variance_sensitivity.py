@@ -40,16 +40,17 @@ DECODER = [f"results/{decoder.scale}/{name}.jsonl" for name in ("metrics", "curv
 #
 # A Transformer of five attention layers learns linear regression in context. Its sensitivity to the learning rate is
 # $\mathbb{E}_{\eta}[\min(\ell(\mathcal{A}(\eta)), \ell_0) - \ell^*]$ over 19 learning rates. $\ell(\mathcal{A}(\eta))$
-# is the final loss at rate $\eta$, $\ell_0$ the loss at initialisation, as which a training that diverges counts, and
-# $\ell^*$ the lowest of all.
+# is the final loss at rate $\eta$, $\ell_0$ the loss at initialisation (also that of diverged trainings), and $\ell^*$
+# the lowest final loss.
 
 # %%
 show.table(
     variance_sensitivity.table_1(results),
     "Sensitivity to the learning rate",
     "Measured: from losses clipped at the initial loss, then averaged over five seeds; brackets: 95 % bootstrap "
-    "interval. The next two columns average in another order. A rate trains if its final loss is below half of that of "
-    "predicting 0; the count is a mean over seeds. A low sensitivity can mean that a core hardly learns at any rate.",
+    "interval. The next two columns average in another order. A rate trains if its final loss is below half the loss "
+    "of predicting 0; the count is a mean over seeds. A low sensitivity can mean that a core hardly learns at any "
+    "rate.",
     sources=SWEEP,
     command=TRAIN,
     published="variance_sensitivity/table1",
@@ -145,12 +146,12 @@ show.figure(
 # values. The nearest is closer to Table 1 than seven equal values would be, but has another order.
 
 # %%
+nearest = variance_search.best(results)
 show.table(
     variance_search.table_nearest(results),
     "The nearest setting",
-    f"Nearest setting, by the fields of `aero.sensitivity.setting`: `{variance_search.nearest_setting(results)}`. It "
-    "was chosen by one seed, so five fresh seeds are the fair comparison. All equal: every core gets the mean of "
-    "the published values.",
+    f"Setting {nearest[0] if nearest else '–'} of `results/sensitivity/nearest.csv`. It was chosen by one seed, so "
+    "five fresh seeds are the fair comparison. All equal: every core gets the mean of the published values.",
     sources=SEARCH,
     command="python -m stages.sensitivity_search --nearest",
 )
@@ -198,9 +199,9 @@ show.figure(
 # Printed formulas are compared with Monte Carlo draws that do not use them. Theorem 5.1 says three things of the
 # expected entropy of softmax over $N$ logits of variance $\sigma^2$. It falls as $\sigma^2$ grows: true. It is about
 # $\log N - (N-1)\sigma^2/2N$: true for a small variance. Its derivative in $\sigma^2$ is $-\mathbb{E}[\sum_i z_i^2
-# p_i]$: false; the last line of Appendix E.3 has the right one, $-\mathbb{E}[\mathrm{Var}_p(z)]/2\sigma^2$. Appendix
-# E.4 prints $(\pi^2-1)/D$ for $\mathbb{E}[\delta^2]$; $\pi(\pi-1)/D$ is right. Proposition 5.3 assumes that every query
-# sees every key. The derivations are in `docs/variance_sensitivity.md`.
+# p_i]$: false; the last line of Appendix E.3 has the right one, $-\mathbb{E}[\mathrm{Var}_p(z)]/2\sigma^2$. For the
+# ReLU kernel's relative deviation δ, Appendix E.4 prints $(\pi^2-1)/D$ for $\mathbb{E}[\delta^2]$; $\pi(\pi-1)/D$ is
+# right. Proposition 5.3 assumes that every query sees every key. The derivations are in `docs/variance_sensitivity.md`.
 
 # %%
 show.figure(

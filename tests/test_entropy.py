@@ -10,7 +10,6 @@ from hypothesis import strategies as st
 from plain_attention import softmax_with_entropy
 
 from aero.entropy import (
-    BLOCKS,
     EntropyStatistics,
     causal_bound,
     collapse,
@@ -21,6 +20,7 @@ from aero.entropy import (
     overload,
     quarter_fractions,
 )
+from aero.entropy.statistics import BLOCKS
 
 READINGS = st.sampled_from(["position_sum", "head_mean"])
 SEEDS = st.integers(0, 10_000)

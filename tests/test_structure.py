@@ -27,16 +27,10 @@ ALLOWED = {
 FORBIDDEN = {"pickle", "cPickle", "dill", "marshal", "shelve", "joblib", "cloudpickle"}
 
 
-def imports(name, also_for_types=False):
-    """Modules of `aero` that a module imports, also inside functions."""
-    tree, found = TREES[name], set()
-    only_types = [
-        node for node in ast.walk(tree) if isinstance(node, ast.If) and "TYPE_CHECKING" in ast.dump(node.test)
-    ]
-    skipped = set() if also_for_types else {inner for node in only_types for inner in ast.walk(node)}
-    for node in ast.walk(tree):
-        if node in skipped:
-            continue
+def imports(name):
+    """Modules of `aero` that a module imports, also inside functions or for types only."""
+    found = set()
+    for node in ast.walk(TREES[name]):
         if isinstance(node, ast.ImportFrom) and node.module:
             names = [f"{node.module}.{alias.name}" for alias in node.names]
         elif isinstance(node, ast.Import):
@@ -63,7 +57,7 @@ def test_no_import_cycles():
 def test_imports_point_one_way(part):
     for name in FILES:
         if name.split(".")[1:2] == [part]:
-            others = {full.split(".")[1] for full in imports(name, also_for_types=True) if "." in full} - {part}
+            others = {full.split(".")[1] for full in imports(name) if "." in full} - {part}
             assert others <= ALLOWED[part], f"{name} imports {sorted(others - ALLOWED[part])}"
 
 

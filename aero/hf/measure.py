@@ -18,7 +18,7 @@ from torch import Tensor
 from torch.nn.utils.rnn import pad_sequence
 from transformers import PreTrainedModel
 
-from aero.entropy import EntropyStatistics, check_ids, statistics_of
+from aero.entropy.statistics import EntropyStatistics, check_ids, statistics_of
 from aero.hf.attention import NotSwitched, Rows, document_starts, recording
 
 Batch = Tensor | Mapping[str, Tensor]
@@ -28,7 +28,7 @@ def measure(model: PreTrainedModel, ids: Batch | Iterable[Batch]) -> EntropyStat
     """Attention entropies of `model` on `ids`; `aero.entropy.measure` calls this for a Hugging Face model.
 
     ids: token ids (B, T), or a batch with `input_ids` and possibly `attention_mask`, `position_ids` and
-    `token_type_ids`, or several of either. Padding counts nowhere (`aero.entropy.statistics_of`). Documents
+    `token_type_ids`, or several of either. Padding counts nowhere (`statistics_of`). Documents
     packed into a row by position ids are sequences of their own.
     Raises ValueError if there are no tokens or more than the model has positions, ids are no token ids of the model, a
     batch has other entries than these and `labels`, the mask is not (B, T) of 0 and 1, the model does not expose its

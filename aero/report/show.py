@@ -8,9 +8,11 @@ captions.
 
 from __future__ import annotations
 
+import functools
 import io
 import math
 import re
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -142,6 +144,17 @@ def not_measured() -> Figure:
     figure, axes = subplots(height=0.5)
     no_data(axes, "not measured")
     return figure
+
+
+def drawn_of(load: Callable[..., Any]) -> Callable[[Callable[..., Figure]], Callable[..., Figure]]:
+    """Decorates a function that draws what `load` finds in the results; where it finds nothing, the figure says so."""
+
+    def decorate(draw: Callable[..., Figure]) -> Callable[..., Figure]:
+        return functools.wraps(draw)(
+            lambda results, **options: draw(results, found, **options) if (found := load(results)) else not_measured()
+        )
+
+    return decorate
 
 
 def figure(figure: Figure, title: str, caption: str, **origin: Any) -> HTML:

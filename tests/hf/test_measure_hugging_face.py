@@ -26,7 +26,8 @@ from transformers import (
 )
 
 from aero import row_entropy
-from aero.entropy import BLOCKS, EntropyRegularizer, causal_bound, measure
+from aero.entropy import EntropyRegularizer, causal_bound, measure
+from aero.entropy.statistics import BLOCKS
 from aero.hf.attention import IMPLEMENTATION
 
 

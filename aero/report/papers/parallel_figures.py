@@ -20,7 +20,7 @@ from aero.report.papers import parallel_context as parallel
 from aero.report.papers.panels import heads, line_legend
 from aero.report.papers.parallel_context import KINDS, METHODS, TITLES, Measured, Setting
 from aero.report.results import Results
-from aero.report.show import GRID, INK, MUTED, not_measured, subplots
+from aero.report.show import GRID, INK, MUTED, drawn_of, subplots
 from aero.report.tables import COLUMNS, NOT_COMPARABLE, csv_line
 
 # Tables ---------------------------------------------------------------------------------------------------------------
@@ -128,12 +128,10 @@ COLOURS = {"naive": "#d55e00", "sink": "#0072b2", "select": "#009e73", "both": "
 MARKERS = {"naive": "o", "sink": "s", "select": "^", "both": "D"}
 
 
-def _panels(results: Results, entropy: bool) -> Figure:
+@drawn_of(parallel.measured)
+def _panels(results: Results, model: parallel.Measured, entropy: bool) -> Figure:
     """Performance, or mean attention entropy of the query's tokens, against P: one panel a task, one colour a remedy;
     bars: 95 % intervals over episodes."""
-    model = parallel.measured(results)
-    if model is None:
-        return not_measured()
     figure, panels = subplots(1, len(model.tasks), height=2.6, squeeze=False)
     for axes, task in zip(panels[0], model.tasks, strict=True):
         for method, colour in COLOURS.items():
@@ -166,11 +164,9 @@ def _panels(results: Results, entropy: bool) -> Figure:
 figure_performance, figure_entropy = (functools.partial(_panels, entropy=entropy) for entropy in (False, True))
 
 
-def figure_correlation(results: Results) -> Figure:
+@drawn_of(parallel.measured)
+def figure_correlation(results: Results, model: parallel.Measured) -> Figure:
     """Entropy against loss: every P of every task, all remedies; r of those without a remedy."""
-    model = parallel.measured(results)
-    if model is None:
-        return not_measured()
     figure, panels = subplots(1, len(model.tasks), height=2.7, squeeze=False)
     for axes, task in zip(panels[0], model.tasks, strict=True):
         for method, colour in COLOURS.items():
@@ -202,15 +198,13 @@ LAYERS = {
 }
 
 
-def figure_layers(results: Results) -> Figure:
+@drawn_of(parallel.measured)
+def figure_layers(results: Results, model: parallel.Measured) -> Figure:
     """Sizes by layer at full attention and at the largest P, mean and range over tasks; norms as ratios of the same
     tokens.
 
     Beside the entropies, those of the papers' GPT-2 at scale desk.
     """
-    model = parallel.measured(results)
-    if model is None:
-        return not_measured()
     figure, panels = subplots(2, 3, height=4.2, sharex=True)
     for axes, (what, words) in zip(panels.flat, LAYERS.items(), strict=True):
         axes.set_ylabel(words)

@@ -19,7 +19,6 @@ import pandas as pd
 import torch
 from scipy.stats import spearmanr
 
-from aero.attention_kernels import CORES
 from aero.records import read_csv
 from aero.report.papers.variance_sensitivity import FOLDERS, Sweep, published, short_name, sweep
 from aero.report.results import Results
@@ -139,15 +138,6 @@ def table_nearest(results: Results) -> pd.DataFrame:
     ]
     off = {name: f"{distance(values):.2f}" for name, values in columns.items()}
     return pd.DataFrame([*rows, {"re-weighting function": "distance from published (RMS)"} | off])
-
-
-def nearest_setting(results: Results) -> str:
-    """The nearest setting in words."""
-    chosen = best(results)
-    if chosen is None:
-        return "not measured"
-    number, reading = chosen
-    return f"{plausible_settings(reading.steps)[number]}, l₀ {reading.initial}, {CORES[reading.relu].title}"
 
 
 # Quantities of claims -------------------------------------------------------------------------------------------------

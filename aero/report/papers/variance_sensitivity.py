@@ -26,7 +26,7 @@ from aero.published import load
 from aero.records import csv_text
 from aero.report.papers.panels import line_legend
 from aero.report.results import Results
-from aero.report.show import MUTED, not_measured, subplots
+from aero.report.show import MUTED, drawn_of, not_measured, subplots
 from aero.report.statistics import CONFIDENCE, Estimate, estimate
 from aero.report.tables import COLUMNS, csv_line
 from aero.sensitivity.metric import TRAINS, clipped, sensitivity, sensitivity_clipped_after, sensitivity_of_means
@@ -197,11 +197,9 @@ def core_legend(figure: Figure, cores: Iterable[str], names: Mapping[str, str] |
     line_legend(figure, {(names or {}).get(core) or short_name(core): line_style(core) for core in cores})
 
 
-def _final_losses(results: Results, cores: Sequence[str]) -> Figure:
+@drawn_of(sweep)
+def _final_losses(results: Results, measured: Sweep, cores: Sequence[str]) -> Figure:
     """Clipped final loss over the learning rate: mean and range of seeds, and l_0."""
-    measured = sweep(results)
-    if measured is None:
-        return not_measured()
     figure, panel = subplots(height=2.0)
     for core in cores:
         losses, colour = clipped(measured.final[core], measured.initial[core]).numpy(), COLOURS[core]
@@ -252,11 +250,12 @@ def figure_11(results: Results) -> Figure:
     return figure
 
 
-def _over_training(results: Results, cores: Sequence[str], names: Mapping[str, str] | None = None) -> Figure:
+@drawn_of(functools.partial(first_seed, name="traces.csv"))
+def _over_training(
+    results: Results, found: dict[str, pd.DataFrame], cores: Sequence[str], names: Mapping[str, str] | None = None
+) -> Figure:
     """Loss, gradient norm, entropy and ||P||_F of the cores over training."""
-    found, measured = first_seed(results, "traces.csv"), sweep(results)
-    if not found:
-        return not_measured()
+    measured = sweep(results)
     figure, panels = subplots(1, 4, height=1.8)
     columns = {
         "loss": "loss",
@@ -307,11 +306,9 @@ def _limits(panel: Axes, column: str) -> None:
     panel.set_ylim(low, 1.1 * bounds[-1])
 
 
-def figure_9(results: Results) -> Figure:
+@drawn_of(functools.partial(first_seed, name="gains.csv"))
+def figure_9(results: Results, found: dict[str, pd.DataFrame]) -> Figure:
     """Norms of gamma, variance of logits and entropy of every layer, one row a treatment of gamma."""
-    found = first_seed(results, "gains.csv")
-    if not found:
-        return not_measured()
     columns = {"gain_q": "‖γ_q‖", "gain_k": "‖γ_k‖", "variance": "variance of logits", "entropy": "entropy, nats"}
     figure, panels = subplots(len(GAINS), len(columns), height=4.6, sharex="row")
     for row, (core, words) in zip(panels, GAINS.items(), strict=True):

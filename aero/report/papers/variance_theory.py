@@ -18,7 +18,7 @@ from matplotlib.figure import Figure
 from aero.report.papers.panels import line_legend
 from aero.report.papers.variance_sensitivity import COLOURS, core_legend, line_style, short_name
 from aero.report.results import Results
-from aero.report.show import GRID, MUTED, not_measured, subplots
+from aero.report.show import GRID, MUTED, drawn_of, subplots
 from aero.report.verdicts import PAPER_DIMENSIONS, PUBLISHED_ONLY, Measurement
 from aero.sensitivity import theory
 
@@ -65,11 +65,9 @@ def with_error(mean: float, error: float) -> str:
 # Figures --------------------------------------------------------------------------------------------------------------
 
 
-def figure_expansion(results: Results) -> Figure:
+@drawn_of(load_theory)
+def figure_expansion(results: Results, found: TheoryResults) -> Figure:
     """Theorem 5.1 against draws: entropy and its derivative over sigma, for several N."""
-    found = load_theory(results)
-    if found is None:
-        return not_measured()
     figure, panels = subplots(1, 2, height=2.3)
     chosen = found.summary["settings"]["softmax"]["sigmas"]
     sigmas = np.linspace(min(chosen), max(chosen), 50).tolist()
@@ -96,11 +94,9 @@ def figure_expansion(results: Results) -> Figure:
     return figure
 
 
-def figure_3_left(results: Results) -> Figure:
+@drawn_of(load_theory)
+def figure_3_left(results: Results, found: TheoryResults) -> Figure:
     """Figure 3, left: attention weights of one query at sigma = 1, 2, 4, 8, softmax and ReLU kernel."""
-    found = load_theory(results)
-    if found is None:
-        return not_measured()
     figure, panels = subplots(2, 4, height=2.7, sharex=True, sharey=True)
     for row, core in zip(panels, ("softmax", "relu"), strict=True):
         for panel, sigma in zip(row, (1.0, 2.0, 4.0, 8.0), strict=True):
@@ -114,11 +110,9 @@ def figure_3_left(results: Results) -> Figure:
     return figure
 
 
-def figure_3_right(results: Results) -> Figure:
+@drawn_of(load_theory)
+def figure_3_right(results: Results, found: TheoryResults) -> Figure:
     """Figure 3, right: entropy and its rate of change over the variance of the keys, which is that of the logits."""
-    found = load_theory(results)
-    if found is None:
-        return not_measured()
     figure, panels = subplots(1, 2, height=2.0)
     settings = found.summary["settings"]["controlled"]
     cores = {core: core.removesuffix("_fixed") for core in settings["cores"]}
@@ -138,11 +132,9 @@ def figure_3_right(results: Results) -> Figure:
     return figure
 
 
-def figure_10(results: Results) -> Figure:
+@drawn_of(load_theory)
+def figure_10(results: Results, found: TheoryResults) -> Figure:
     """Entropy and l2 norm of Dirichlet rows, between the bounds that hold for every row."""
-    found = load_theory(results)
-    if found is None:
-        return not_measured()
     figure, panel = subplots(height=2.0)
     size = int(found.summary["settings"]["dirichlet"]["positions"])
     entropies = np.linspace(0, math.log(size), 200)

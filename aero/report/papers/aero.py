@@ -167,7 +167,7 @@ def figure_3b(results: Results) -> Figure:
 
 def perplexity_changes(results: Results) -> Figure:
     """Perplexity over that of SM+LN+G: published, and measured with its 95 % t-interval over seeds."""
-    figure, axes = show.subplots(height=2.05)
+    figure, axes = show.subplots(height=2.2)
     measured = "measured, line: 95 % interval over seeds"
     for place, (number, name) in enumerate(CHANGES):
         table = load("aero").tables[number]

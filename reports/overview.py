@@ -66,9 +66,8 @@ show.figure(
 )
 
 # %% [markdown]
-# ## What is new here
+# ## What is new here, beside findings 1 to 3
 #
-# - A configuration of SPU that explains all published bytes, and a proof that most published minutes are too short.
 # - A private program that sends about a fifth of the published bytes. It folds feed-forward networks into attention,
 #   computes softmax on the causal half, and multiplies by weights outside SPU.
 # - Private answers from two processes over TLS (`aero serve`, `aero ask`), of models trained here and of Hugging Face's

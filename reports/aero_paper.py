@@ -29,7 +29,7 @@ DESK = {name: [f"results/{desk.scale}/{name}.jsonl"] for name in ("metrics", "en
 show.table(
     aero.table_1(results),
     "Architectures with fewer nonlinearities",
-    "Nonlinear operations in a forward pass of GPT-2 at T = 128, as its name implies: how many, and on which shape.",
+    "Nonlinear operations that a name implies, in a forward pass of GPT-2 at T = 128: how many, and on which shape.",
     sources=["aero/published/aero.yaml"],
     published="aero/table1",
 )
@@ -240,9 +240,9 @@ show.figure(
 # ## How models fail
 #
 # The papers report three failures. The Softmax-only model diverges. Pruning a seventh feed-forward network collapses
-# the last layers. A GELU without LayerNorm overloads the early layers. Here some trainings of each failed (section
-# Training evidence). In those that did not fail, heads are overloaded and hardly any collapses (heads per quarter,
-# above), and no value was beyond the range of float16 at any evaluation.
+# the last layers. A GELU without LayerNorm overloads the early layers. Here all three failed at times (section Training
+# evidence). In those that did not fail, heads are overloaded and hardly any collapses (heads per quarter, above), and
+# no value was beyond the range of float16 at any evaluation.
 
 # %%
 show.figure(
@@ -310,7 +310,8 @@ show.figure(
 show.figure(
     aero.figure_11(desk),
     "Learned scaling of the feed-forward network",
-    "Dots are seeds that trained, bars their mean. Both factors start at 1 and still move at the end of training.",
+    "α divides the output, β scales the residual stream; both start at 1 and still move at the end of training. Dots "
+    "are seeds that trained, bars their mean.",
     sources=DESK["entropy"],
     published="aero/figure11",
 )

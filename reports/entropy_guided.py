@@ -79,7 +79,7 @@ show.table(
     "Temperature and penalty, apart and together",
     f"Perplexity of SM+ScFuFFN with each part, at scale {desk.scale}. Change: mean over seeds, paired; brackets: 95 % "
     "t-interval. Temperatures start at 0.01 unless the row says otherwise. Some turn negative, which reverses the "
-    "order of attention; with log t learned, none can. Logits clipped: by QK-clip. The penalty without temperature was "
+    "order of attention; with log t learned, none can. QK-clip: arXiv 2507.20534. The penalty without temperature was "
     "not trained at this scale.",
     sources=DESK["metrics"],
 )

@@ -95,7 +95,7 @@ show.figure(
 # ## The remedies
 #
 # The paper keeps a fixed number $K$ of segments and leaves its choice open. Rows with a percentage choose $K$ for every
-# question: the fewest segments whose attention scores together have that share.
+# question and layer: the fewest segments whose attention scores together have that share.
 
 # %%
 show.table(

@@ -202,17 +202,17 @@ show.table(
 # ## Other systems
 #
 # Our smallest number is of a network whose layers have no nonlinear operation but the softmax. Like for like
-# (`SM+LN+G`) we send fewer bytes than BumbleBee, and more than EncFormer and BLB (whose GB follow from its ratio to
-# BOLT's). Systems with a dealer or a third party need someone else who is trusted. Systems with homomorphic encryption
-# alone send less and compute more.
+# (`SM+LN+G`) we send fewer bytes than BumbleBee, and more than EncFormer and, by its ratio to BOLT, BLB. Systems with a
+# dealer or a third party need someone else who is trusted. Systems with homomorphic encryption alone send less and
+# compute more.
 
 # %%
 ratios = ", ".join(f"{tables.text(ratio, 2)}x {system}" for system, ratio in figures.bytes_over_peers(results).items())
 show.table(
     figures.peers(results),
     "Private inference with transformers",
-    "All optimizations but bounded logits: the optimised program with all but one of the further optimizations below. "
-    "With these the bytes of our `SM+LN+G` are {ratios}. BERT-base has GPT-2's layers and width, and a smaller "
+    "Our rows are of another, slower session than the first page's; further optimizations: tables below. With all but "
+    f"bounded logits, the bytes of our `SM+LN+G` are {ratios}. BERT-base has GPT-2's layers and width, and a smaller "
     "vocabulary. Last column: where a number was read. Second-hand: quoted by others.",
     sources=["aero/published/peers.csv", "results/two_party/outside_tuned.csv"],
 )
@@ -293,8 +293,8 @@ show.table(
 #
 # Two of its optimizations approximate a function, GELU or the exponential; the others are exact up to fixed-point
 # rounding. It omits three more that approximate (GELU by squares, bounded reciprocals and bounded logits) and four
-# exact ones, all added after its costs had been measured. Of the older ones, it has those that save bytes; row tiles,
-# for example, cost seconds.
+# exact ones, all added after its costs had been measured. It has the older ones that save bytes, also if, like row
+# tiles, they cost seconds.
 
 # %%
 show.prose(
@@ -314,9 +314,9 @@ show.table(
     "The optimizations one by one",
     "Change in bytes: added to stock SPU / left out of (if marked, added to) the optimised program. Logit error: "
     "largest difference from PyTorch's in complete passes with it alone. GELU by squares replaces the polynomial of "
-    "segmented GELU. Dashes: not measured. Errors of lattice attention, lattice rest, wide maxima, bounded reciprocals "
-    "and the last line: after training the models again; of bounded logits: run `sm-scfuffn-qk-clip`, with late "
-    "division.",
+    "segmented GELU. Hint: the part of a lookup that is computed once. Dashes: not measured. Errors of lattice "
+    "attention, lattice rest, wide maxima, bounded reciprocals and the last line: after training the models again; of "
+    "bounded logits: run `sm-scfuffn-qk-clip`, with late division.",
     sources=[f"results/two_party/{name}.csv" for name in ("savings", "outside_tuned", "savings_errors")],
     command="python -m benchmarks.optimizations bytes",
 )

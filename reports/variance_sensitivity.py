@@ -13,8 +13,8 @@
 # sensitivity than softmax in every seed, but trains at even fewer rates. Neither the published values nor their order
 # was recovered. Of the paper's argument the first step, from variance to entropy, holds. The last, from low entropy to
 # unstable training, does not explain these trainings: they fail also with the kernel whose entropy does not depend on
-# the variance. In a small language model entropies and norms differ between cores as the paper says, but the ReLU
-# kernel, whose entropy is higher, has the higher loss.
+# the variance. In a small language model attention entropies and norms differ between cores as the paper says, but the
+# ReLU kernel has the higher entropy and loss.
 #
 # **Setting not recovered.** The paper does not state token content, residual connections, initialisation, steps and
 # data of its small model. An effect that is missing in a training is therefore *undecided* or *opposite here*. Only
@@ -109,7 +109,8 @@ show.figure(
 show.figure(
     variance_sensitivity.figure_8(results),
     "Training behaviour of QK-LayerNorm by treatment of γ",
-    "As above. Clipped γ (the value itself, not its gradient) is what other figures call QK-LayerNorm.",
+    "As above. γ: gain of the LayerNorms. With γ itself clipped, not its gradient, it is the QK-LayerNorm of other "
+    "figures.",
     sources=TRACES,
     command=TRAIN,
     published="variance_sensitivity/figure8",
@@ -161,8 +162,8 @@ show.table(
 #
 # The paper trains LLaMA-1B and GPT-2 Large. Here the cores replace softmax in this artifact's decoder, at the printed
 # learning rate and schedule (scale desk, two seeds). The entropy of softmax falls in training, and the ReLU kernel and
-# QK-LayerNorm keep higher entropies and lower norms, as the paper says. But softmax stays stable, and the ReLU kernel's
-# loss is higher than softmax's, not lower.
+# QK-LayerNorm keep higher entropies and lower norms of the attention matrix, as the paper says. But softmax stays
+# stable, and the ReLU kernel's loss is higher than softmax's.
 
 # %%
 show.figure(
@@ -200,8 +201,9 @@ show.figure(
 # expected entropy of softmax over $N$ logits of variance $\sigma^2$. It falls as $\sigma^2$ grows: true. It is about
 # $\log N - (N-1)\sigma^2/2N$: true for a small variance. Its derivative in $\sigma^2$ is $-\mathbb{E}[\sum_i z_i^2
 # p_i]$: false; the last line of Appendix E.3 has the right one, $-\mathbb{E}[\mathrm{Var}_p(z)]/2\sigma^2$. For the
-# ReLU kernel's relative deviation δ, Appendix E.4 prints $(\pi^2-1)/D$ for $\mathbb{E}[\delta^2]$; $\pi(\pi-1)/D$ is
-# right. Proposition 5.3 assumes that every query sees every key. The derivations are in `docs/variance_sensitivity.md`.
+# relative deviation δ of the ReLU kernel's scores, Appendix E.4 prints $(\pi^2-1)/D$ for $\mathbb{E}[\delta^2]$;
+# $\pi(\pi-1)/D$ is right. Proposition 5.3 assumes that every query sees every key. The derivations are in
+# `docs/variance_sensitivity.md`.
 
 # %%
 show.figure(

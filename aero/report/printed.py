@@ -302,7 +302,7 @@ def gelu_of_the_baseline(results: Results, of: str, gelu: str, relu: str) -> Mea
     implied = (both[0] - both[1]) / sizes["layers"] + size["relu"]
     plain, segments = (abs(math.log(implied / size[kind])) for kind in ("gelu_plain", "gelu_segments"))
     return Measurement(
-        f"{implied:.2f} GB per GELU (the printed difference and a ReLU); stock SPU: plain "
+        f"{implied:.2f} GB per GELU (printed difference plus a ReLU); stock SPU: plain "
         f"{size['gelu_plain']:.2f}, segments {size['gelu_segments']:.2f}",
         PAPER_DIMENSIONS,
         f"results/two_party/ops.csv, {shape}; Table {printed.number}",

@@ -137,6 +137,7 @@ def test_markup_in_result_files_stays_text(root: Path, monkeypatch: pytest.Monke
     made = {name: outputs(name) for name in render.NOTEBOOKS}
     assert sum(refused for _, refused in made.values()) < 10
     parts = [part for shown, _ in made.values() for part in shown]
+    assert not [found for part in parts if (found := re.search(r"\{[a-z_]+(:[^}]*)?\}", part))]  # a forgotten f""
     page = render.page(["# Title", *parts], MARKUP)
     assert page.count("alert(1)") > 20
     page = page.replace(f'<script type="module">{explorer_assets()[1]}</script>', "")

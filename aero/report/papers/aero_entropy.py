@@ -47,14 +47,14 @@ TEMPERATURE_COLUMNS = (
 
 PARTS = {
     "sm-scfuffn": "neither",
-    "sm-scfuffn-qk-clip": "neither, logits clipped",
+    "sm-scfuffn-qk-clip": "neither, QK-clip",
     "smt-scfuffn": "temperature",
-    "ereg-sm-scfuffn": "regulariser",
+    "ereg-sm-scfuffn": "penalty",
     REGULARISED: "both",
     f"{REGULARISED}-temperature-1": "both, temperatures from 1",
     f"{REGULARISED}-log-temperature": "both, log t learned",
 }
-"""Temperature and regulariser, apart and together."""
+"""Temperature and penalty, apart and together."""
 
 
 def figure_3a(results: Results) -> Figure:

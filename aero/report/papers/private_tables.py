@@ -58,7 +58,7 @@ def nonlinearities(results: Results) -> pd.DataFrame:
             "function": title or function,
             "replaces": function if title else "",
             "MB": text(found[op].bytes / 1e6),
-            "times its MB": f"{text(found[op].bytes / found[next(iter(titles))].bytes, 2)}x" if title else "",
+            "MB, ratio": f"{text(found[op].bytes / found[next(iter(titles))].bytes, 2)}x" if title else "",
             "rounds": text(found[op].rounds if found[op].seconds < 60 else None),
             "seconds": text(found[op].seconds, 2),
         }

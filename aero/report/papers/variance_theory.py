@@ -263,7 +263,7 @@ def relu_rate(draws: pd.DataFrame) -> Found:
         last, error = scaled.iloc[-1], errors.iloc[-1]
         good &= ((scaled - last).abs() <= 0.05 * last + _ERRORS * np.hypot(errors, error)).all()
         words.append(f"N = {positions:.0f}: {', '.join(map(with_error, scaled, errors))}")
-    return "; ".join(words), good, "D = 64, 256, 1024"
+    return f"D(log N - H), {'; '.join(words)}", good, "D = 64, 256, 1024"
 
 
 @_of("relu")

@@ -9,7 +9,8 @@
 # Rows are named by their parts. SM is the softmax, LN the LayerNorm of each block, G or R a GELU or ReLU in the
 # feed-forward network. Without G or R the feed-forward network is linear. Sc scales its output by learned numbers, Fu
 # fuses its two matrices, and i_x replaces the x deepest networks by the identity. SM(t) is a softmax with a learned
-# temperature. EReg is training with the entropy penalty. SOTA rows use the simplified blocks of He & Hofmann.
+# temperature. EReg is training with the entropy penalty. WNorm divides weights by their norms, SNorm by their largest
+# singular value. SOTA rows use the simplified blocks of He & Hofmann.
 #
 # Models trained here are smaller than the papers' and see fewer tokens of another corpus: compare directions and
 # relative changes, not perplexities. The chapter on private inference has the costs, at the papers' own dimensions.
@@ -162,8 +163,8 @@ show.table(
     "Perplexity with fewer nonlinearities",
     "Change: over the table's baseline, mean over seeds paired with the baseline's; brackets: 95 % t-interval. This "
     "holds for all tables of perplexities. Failed: diverged, or worse than a bigram model of the same tokens; such a "
-    "training is not compared. PPL: mean over seeds that did not diverge. Published values are those of the "
-    "authors' earlier repository.",
+    "training is not compared. PPL: mean over seeds that did not diverge. Published values: the authors' repository "
+    "relu-revival-normfree.",
     sources=DESK["metrics"],
     published="aero/table2",
 )
@@ -240,9 +241,9 @@ show.figure(
 # ## How models fail
 #
 # The papers report three failures. The Softmax-only model diverges. Pruning a seventh feed-forward network collapses
-# the last layers. A GELU without LayerNorm overloads the early layers. Here all three failed at times (section Training
-# evidence). In those that did not fail, heads are overloaded and hardly any collapses (heads per quarter, above), and
-# no value was beyond the range of float16 at any evaluation.
+# the last layers. A GELU without LayerNorm overloads the early layers. Here trainings of all three kinds failed at
+# times (section Training evidence). In the others, heads are overloaded and hardly any collapses (heads per quarter,
+# above), and no value was beyond the range of float16 at any evaluation.
 
 # %%
 show.figure(
@@ -257,8 +258,8 @@ show.figure(
 # %% [markdown]
 # ## Stabilised feed-forward networks
 #
-# There are three ways to stabilise the Softmax-only model. WNorm divides weights by their norms, SNorm by their largest
-# singular value. The third scales the output of the feed-forward network by learned numbers.
+# The Softmax-only model can be stabilised by WNorm, by SNorm, or by scaling the output of the feed-forward network by
+# learned numbers.
 
 # %%
 show.table(

@@ -89,14 +89,15 @@ show.table(
 #
 # A small model can show that an effect exists. It cannot show that the effect is missing in a large one. *Contradicted*
 # is therefore reserved for costs, counts, theory and arithmetic; at worst, a claim about training is *opposite here*.
-# *Reproduced*: direction and size hold. *Direction reproduced*: the direction holds, not the size, or none is claimed;
-# or only some trainings fail as claimed. *Undecided*: within noise, or only part of the claim holds. *At ceiling*: both
-# sides are nearly 0 or nearly 1. *Not testable here*: not measured, failed, too few seeds, or the baseline fails the
-# gate. The gate asks two things of the baseline: that it beats n-gram models of the same tokens, and that at least half
-# of its heads have entropies between 1/4 and 3/4 of the largest that a causal mask allows. Every verdict on perplexity
-# or entropy rests on a 95 % interval; for shares of trainings or seeds it is Wilson's.
+# *Reproduced*: direction and size hold. *Direction reproduced*: the direction holds, and the size does not or is not
+# claimed; or only some trainings fail as claimed. *Undecided*: within noise, or the claim holds in part and is nowhere
+# reversed. *At ceiling*: both sides are nearly 0 or nearly 1. *Not testable here*: not measured, failed, too few seeds,
+# or the baseline fails the gate. The gate asks two things of the baseline: that it beats n-gram models of the same
+# tokens, and that at least half of its heads have entropies between 1/4 and 3/4 of the largest that a causal mask
+# allows. Every verdict on perplexity or entropy rests on a 95 % interval; for shares of trainings or seeds it is
+# Wilson's.
 #
-# The papers' costs are judged under stock SPU. If only the first table's configuration gives the printed cost, the
+# The papers' costs are judged under stock SPU. If only the configuration of finding 1 gives the printed cost, the
 # verdict is *direction reproduced*. All claims are in the appendix, with a search box on the HTML page.
 
 # %%

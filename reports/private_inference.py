@@ -61,8 +61,8 @@ show.table(
     tables.communication(results, "4"),
     "AERO Table 4, communication: GPT-2, T=128",
     "The optimised program adds one 768 x 768 matmul (3.3 MB) before each layer where it must restore the residual "
-    "stream's original basis. A pruned network has no matrix to absorb its learned scale; this extra multiplication "
-    "makes SOTA(SM+ScFuFFNi_1) costlier than SOTA(SM+ScFuFFN) in stock SPU.",
+    "stream's original basis. A pruned network has no matrix to absorb its learned scale; multiplying by it makes "
+    "SOTA(SM+ScFuFFNi_1) costlier than SOTA(SM+ScFuFFN) in stock SPU.",
     sources=[FITS, *ROWS],
     command=COMPOSE,
 )
@@ -293,8 +293,8 @@ show.table(
 #
 # Two of its optimizations approximate a function, GELU or the exponential; the others are exact up to fixed-point
 # rounding. It omits three more that approximate (GELU by squares, bounded reciprocals and bounded logits) and four
-# exact ones, all added after its costs had been measured. It has the older ones that save bytes, also if, like row
-# tiles, they cost seconds.
+# exact ones, all added after its costs had been measured. It has the older ones that save bytes, even if they cost
+# seconds, like row tiles.
 
 # %%
 show.prose(
@@ -328,7 +328,7 @@ show.table(
     "Options of `--program`, newer than the optimised program of the other tables. The first line is that program in "
     "this table's session, slower than on the first page. In parentheses: GB and rounds if the softmax's maxima were "
     "free. Bounded logits need a model trained with QK-clip. Seconds of computing and minutes on the WAN (100 Mbit/s, "
-    "80 ms) are relative to those of the first line. Rounds differ from those of other tables by some per cent.",
+    "80 ms) are relative to those of the first line. Rounds differ from those of other tables by a few per cent.",
     sources=["results/two_party/outside_tuned.csv"],
     command="python -m benchmarks.optimizations together",
 )

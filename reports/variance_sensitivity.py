@@ -14,7 +14,7 @@
 # was recovered. Of the paper's argument the first step, from variance to entropy, holds. The last, from low entropy to
 # unstable training, does not explain these trainings: they fail also with the kernel whose entropy does not depend on
 # the variance. In a small language model attention entropies and norms differ between cores as the paper says, but the
-# ReLU kernel has the higher entropy and loss.
+# ReLU kernel's loss is higher than softmax's.
 #
 # **Setting not recovered.** The paper does not state token content, residual connections, initialisation, steps and
 # data of its small model. An effect that is missing in a training is therefore *undecided* or *opposite here*. Only
@@ -49,8 +49,8 @@ show.table(
     "Sensitivity to the learning rate",
     "Measured: from losses clipped at the initial loss, then averaged over five seeds; brackets: 95 % bootstrap "
     "interval. The next two columns average in another order. A rate trains if its final loss is below half the loss "
-    "of predicting 0; the count is a mean over seeds. A low sensitivity can mean that a core hardly learns at any "
-    "rate.",
+    "of predicting 0; the count is a mean over seeds. γ: gain of the LayerNorms; plain QK-LayerNorm clips it. φ + ε: "
+    "ReLU + 0.001.",
     sources=SWEEP,
     command=TRAIN,
     published="variance_sensitivity/table1",
@@ -109,7 +109,7 @@ show.figure(
 show.figure(
     variance_sensitivity.figure_8(results),
     "Training behaviour of QK-LayerNorm by treatment of γ",
-    "As above. γ: gain of the LayerNorms. With γ itself clipped, not its gradient, it is the QK-LayerNorm of other "
+    "As above. With γ itself clipped, not its gradient, it is the QK-LayerNorm of other "
     "figures.",
     sources=TRACES,
     command=TRAIN,

@@ -281,7 +281,7 @@ def architectures_share(results: Results, of: str, row: str, quantity: str) -> M
     if found.share is None:
         return _not_measured(row)
     text = f"{found.as_written:.2f}× in all: {found.by_gelu:.2f}× by the GELU, "
-    text += f"{found.one_gelu:.2f}× by the architecture, which is {found.share:.0%} of the logarithm"
+    text += f"{found.one_gelu:.2f}× by the architecture, {found.share:.0%} of the total's logarithm"
     tuned = "" if found.tuned is None else f"; both optimised {found.tuned:.2f}×"
     evidence = f"{', '.join(found.rows)}; gelu_plain and gelu_segments of {found.gelu}{tuned}"
     return Measurement(text, PAPER_DIMENSIONS, evidence, {"": exact(found.share)})

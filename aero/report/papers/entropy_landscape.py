@@ -91,11 +91,11 @@ def table_1(results: Results) -> pd.DataFrame:
         lines.append(
             {
                 "model": f"{row.name}, {TRAININGS[training]}",
-                "PPL, published": ppl.published.text,
+                "PPL, published": ppl.published.text or "–",
                 "measured": ppl.text or "–",
                 "heads' entropy (nats), published": _range(low.published.text, high.published.text),
                 "measured ": _range(low.text, high.text),
-                "W₁, published / measured": f"{w1.published.text} / {w1.text or '–'}" if w1 else "–",
+                "W₁, published / measured": f"{w1.published.text or '–'} / {w1.text or '–'}" if w1 else "–",
             }
         )
     return pd.DataFrame(lines)

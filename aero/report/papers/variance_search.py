@@ -197,9 +197,9 @@ def conclusion(results: Results, found: Sweep, name: str) -> dict[str, Any]:
     }
     of_core = {core: found.sensitivities(core) for core in ORDER}
     seeds = {f"seed {seed}": holds({core: of_core[core][seed] for core in ORDER}) for seed in found.seeds}
-    before, after = ("holds" if held else "does not hold" for held in averaged.values())
-    text = f"{before} of averages{'' if before == after else f' ({after} clipped after)'}"
-    text += f", {sum(seeds.values())} of {len(seeds)} seeds"
+    before, after = ("yes" if held else "no" for held in averaged.values())
+    text = f"holds in {sum(seeds.values())} of {len(seeds)} seeds; of averages: {before}"
+    text += "" if before == after else f" (clipped after: {after})"
     parts: dict[str, Any] = {"text": text, "checks": averaged | seeds}
     if searched := search(results):
         one = share(searched, name)

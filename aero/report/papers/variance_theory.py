@@ -221,7 +221,7 @@ def softmax_expansion(draws: pd.DataFrame, sigma: float) -> Found:
         f"σ = √(2 log N) the expansion fails: at N = 200, σ = 8 it gives {far.expansion_2:.1f}, drawn "
         f"{with_error(far.entropy, far.entropy_error)}"
     )
-    return f"within it in {near} of {len(small)} cells", near == len(small), note
+    return f"within σ⁴/4 in {near} of {len(small)} cells", near == len(small), note
 
 
 @_of("softmax")

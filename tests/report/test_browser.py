@@ -96,6 +96,7 @@ def page(tmp_path_factory: pytest.TempPathFactory, full: Results) -> Path:
     wide = pd.DataFrame({f"a column of {number} words": ["EReg(SM(t)+ScFuFFNi_6)"] * 3 for number in range(6)})
     claims = pd.read_csv(synthetic.PROJECT / "reports/claims.csv")
     claims.loc[0, "claim"] = "<img src=x onerror=alert(1)>"
+    claims.loc[[0, 1], "where"] = ["A 10", "A 9"]
     rows = appendix.explorer_rows(full).head(12)
     rows[appendix.PERPLEXITY] = [None, 1200.0, -3.0, 20.0, 7.0, None, 0.0, -12.4, 3e4, 100.0, 9.0, None]
     with pytest.MonkeyPatch.context() as patch:
@@ -145,7 +146,7 @@ def test_the_explorer_sorts_searches_and_filters(light: dict[str, dict]) -> None
     up, down, places = seen["sorted"]
     ordered = ["-12.4", "-3", "0", "7", "9", "20", "100", "1,200", "30,000"]
     assert (up, down) == ([*ordered, *["–"] * 3], [*ordered[::-1], *["–"] * 3])
-    assert places == sorted(places, key=lambda place: [int(n) if n.isdigit() else n for n in re.split(r"(\d+)", place)])
+    assert places[:2] == ["A 9", "A 10"]
     assert seen["filters"] == [2, 2]
     assert set(seen["searched"]) == {"optimised"}
     assert len(set(seen["filtered"])) == 1

@@ -17,7 +17,7 @@ from aero.attention_kernels import core_named, sigma_reparam
 
 
 def parametrize_weights(model: nn.Module) -> None:
-    """Parametrise, in place, the matrices that the architecture of `model` normalises (AERO Eq. 5), and its
+    """Parametrise, in place, the matrices that the architecture of `model`, a GPT, normalises (AERO Eq. 5), and its
     temperatures with `log_temperature`.
 
     weight norm: W = g v / |v| with a norm g for the weights of each output; it starts at the plain initial W.
@@ -93,8 +93,8 @@ def _outside_autocast(layer: nn.Linear) -> None:
 
 @torch.no_grad()
 def fold_weight_norm(model: nn.Module) -> nn.Module:
-    """A copy of `model`, in evaluation mode, with norms of weights and e^s of `log_temperature` folded into plain
-    weights."""
+    """A copy of `model`, a GPT, in evaluation mode, with norms of weights and e^s of `log_temperature` folded into
+    plain weights."""
     source = copy.deepcopy(model).eval()  # in training mode, reading a spectral norm's weight would iterate
     if model.architecture.weight_norm is None and not model.config.log_temperature:
         return source

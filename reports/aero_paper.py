@@ -3,8 +3,8 @@
 #
 # *AERO: Softmax-only LLMs for efficient private inference* (arXiv 2410.13060) removes LayerNorm and the activations of
 # the feed-forward networks step by step. It fuses and prunes the layers that have become linear, and penalises heads
-# whose entropy is further than a margin γ from a learned threshold. It asks how much cheaper private inference becomes
-# and how much perplexity rises.
+# whose entropy is more than γ log T (γ: margin) from a learned threshold. It asks how much cheaper private inference
+# becomes and how much perplexity rises.
 #
 # Rows are named by their parts. SM is the softmax, LN the LayerNorm of each block, G or R a GELU or ReLU in the
 # feed-forward network. Without G or R the feed-forward network is linear. Sc scales its output by learned numbers, Fu

@@ -104,13 +104,14 @@ show.table(
 # %% [markdown]
 # ## All claims
 #
-# On the HTML page they are in the explorer above, with a search box. Evidence and tests are in `reports/claims.csv`.
+# On the HTML page they are in the explorer above. Runs are compared on common seeds. Evidence, scales and tests are in
+# `reports/claims.csv`.
 
 # %%
 BRACKETS = dict.fromkeys(show.PAPERS, "Brackets: 95 % interval over seeds.")
 BRACKETS["parallel_context"] = (
-    "Brackets: 95 % interval over episodes. Losses: nats for the texts, % wrong for other tasks; negative differences "
-    "are better."
+    "Brackets: 95 % interval over episodes. Losses: nats for the texts (bible, docs), % wrong for other tasks; "
+    "negative differences are better."
 )
 judged = claims.judge(results)
 for short, title in show.PAPERS.items():
@@ -149,7 +150,8 @@ show.table(
 show.table(
     appendix.regularized_step(results),
     "A regularised step against the authors' loop",
-    "The authors' way is transformers' GPT-2 with `output_attentions=True` and Algorithm 1 as a loop.",
+    "The authors' way is transformers' GPT-2 with `output_attentions=True` and the penalty in a loop over layers and "
+    "heads.",
     sources=[f"{BENCH}/regularized_step.json"],
     command="python -m benchmarks.regularized_step",
 )

@@ -33,17 +33,16 @@ show.prose(
     "3. **Minutes: too short as printed.** The baseline's {gb:.2f} GB need {needed_minutes:.1f} minutes at 100 Mbit/s "
     "even with both directions always busy; printed: {minutes:.2f}. Transfer alone rules out {impossible} of {rows} "
     "rows; transfer and the rounds of stock SPU, 80 ms each, rule out {impossible_with_rounds}.\n"
-    "4. **Training: partly reproduced, in small models** (width {width}, {distinct:.2f}M tokens read twice,  {seeds}). "
-    "Against `SM+LN+G`, perplexity changes by {no_layer_norm} in `SM+R`, {softmax_alone} in `SM` (paper: diverged) and "
-    "{softmax_only} in `SM+ScFuFFN`. Entropy penalty and temperature change `SM+LN+G` by {regularised_layer_norm}, "
-    "`SM+ScFuFFN` by {regularised} and `SM+R` by {regularised_relu} (paper: n/a). {warning}At width 768 `SM+G`, `SM+R` "
-    "and `SM+ScFuFFN` diverged (one seed).\n"
+    "4. **Training: partly reproduced, in small models** (width {width}, {tokens:.1f}M tokens read per training, "
+    "{seeds}). Against `SM+LN+G`, perplexity changes by {no_layer_norm} in `SM+R`, {softmax_alone} in `SM` (paper: "
+    "diverged) and {softmax_only} in `SM+ScFuFFN`. Entropy penalty and temperature change `SM+LN+G` by "
+    "{regularised_layer_norm}, `SM+ScFuFFN` by {regularised} and `SM+R` by {regularised_relu} (paper: n/a). "
+    "{warning}At width 768 `SM+G`, `SM+R` and `SM+ScFuFFN` diverged (one seed).\n"
     "5. **Theory: entropy falls, the printed derivative is wrong.** Softmax entropy falls as the variance of the "
     "logits grows, as Theorem 5.1 of Variance Sensitivity says. The derivative it prints is wrong in {wrong_slopes} of "
     "{slopes} cases. A head's mean entropy cannot reach log T = {log_t:.2f} under a causal mask: its bound at T=128 is "
     "{causal:.2f}.",
     warning="No verdict rests on them: the baseline does not beat n-gram models there. " if numbers["gate"] else "",
-    distinct=numbers["tokens"] / 2,
     **numbers,
 )
 

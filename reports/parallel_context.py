@@ -125,7 +125,7 @@ show.table(
     parallel_figures.table_lengths(results),
     "Longer contexts",
     "Perplexity or % right with full attention and at P = 64 (UUID pairs: 16); brackets: 95 % interval. r: of entropy "
-    "and loss over P, without a remedy. Longer rows: two contexts each, at P = 1, 4, 16 and, but for UUID pairs, 64. "
+    "and loss over P, without a remedy. Longer contexts: two each, at P = 1, 4, 16 and, but for UUID pairs, 64. "
     "Measuring took at "
     f"most {parallel_context.peak_memory(results) / 1e9:.1f} GB of memory.",
     sources=["results/parallel_context"],
@@ -142,7 +142,7 @@ show.table(
 # %% [markdown]
 # ## Other models
 #
-# `docs/parallel_context.md` has the command that measures another Llama, Mistral or Qwen2. No result of another is
+# `docs/parallel_context.md` has the command that measures another Llama, Mistral or Qwen2. No other result is
 # committed; yours will appear here.
 
 # %%

@@ -270,7 +270,7 @@ show.figure(
 # %% [markdown]
 # Seconds of passes at GPT-2's size, in this section and on the first page, are sums over operations measured in one
 # session: quote these. Other tables are of whole passes or of other sessions and machines: compare seconds only within
-# a table, and where its caption says so, a line.
+# a table or, where its caption says so, a line.
 #
 # The latency on a network is modelled:
 #
@@ -328,7 +328,8 @@ show.table(
     "Options of `--program`, newer than the optimised program of the other tables. The first line is that program in "
     "this table's session, slower than on the first page. In parentheses: GB and rounds if the softmax's maxima were "
     "free. Bounded logits need a model trained with QK-clip. Seconds of computing and minutes on the WAN (100 Mbit/s, "
-    "80 ms) are relative to those of the first line. Rounds differ from those of other tables by a few per cent.",
+    "80 ms) are relative to those of the first line. Rounds exceed those of other tables by some per cent, as they "
+    "were measured in another session.",
     sources=["results/two_party/outside_tuned.csv"],
     command="python -m benchmarks.optimizations together",
 )

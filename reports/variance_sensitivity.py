@@ -147,12 +147,15 @@ show.figure(
 # values. The nearest is closer to Table 1 than seven equal values would be, but has another order.
 
 # %%
-nearest = variance_search.best(results)
+number, reading = variance_search.best(results) or (None, None)
+described = (
+    f"Setting {number} of `results/sensitivity/nearest.csv` ({reading.steps} steps, l₀ {reading.initial}, ReLU row: "
+    f"{reading.relu}). It was chosen by one seed, so five fresh seeds are the fair comparison. "
+) if reading else ""
 show.table(
     variance_search.table_nearest(results),
     "The nearest setting",
-    f"Setting {nearest[0] if nearest else '–'} of `results/sensitivity/nearest.csv`. It was chosen by one seed, so "
-    "five fresh seeds are the fair comparison. All equal: every core gets the mean of the published values.",
+    f"{described}All equal: every core gets the mean of the published values.",
     sources=SEARCH,
     command="python -m stages.sensitivity_search --nearest",
 )

@@ -1,6 +1,6 @@
 """Complete private passes of trained runs, against their PyTorch logits: `python -m stages.end_to_end [RUN...]`.
 
-Writes runs/two_party/end_to_end.json. Committed passes of the scale's other runs and programs stay in it.
+Writes runs/two_party/end_to_end.json. The scale's committed passes of other runs and programs are added.
 """
 
 from __future__ import annotations

@@ -26,7 +26,7 @@ COLUMNS = ("order", "steps", "tokens", "seed", "perplexity", "corpus_sha256", "c
 def main(arguments: list[str]) -> None:
     parser = argparse.ArgumentParser(prog="python -m stages.ngrams", description=__doc__.splitlines()[0])
     parser.add_argument("--scale", default="desk")
-    parser.add_argument("--steps", type=int, nargs="+", help="training steps to take batches of (default: the scale's)")
+    parser.add_argument("--steps", type=int, nargs="+", help="take the batches of so many steps (default: the scale's)")
     parser.add_argument("--run", default="sm-ln-g", help="the run whose batches are counted")
     chosen = parser.parse_args(arguments)
     parameters = load().at_scale(chosen.scale)

@@ -20,7 +20,7 @@ from aero.entropy import (
     overload,
     quarter_fractions,
 )
-from aero.entropy.statistics import BLOCKS
+from aero.entropy_statistics import BLOCKS
 
 READINGS = st.sampled_from(["position_sum", "head_mean"])
 SEEDS = st.integers(0, 10_000)

@@ -15,7 +15,7 @@ FILES = {
 }
 TREES = {name: ast.parse(path.read_text(encoding="utf-8")) for name, path in FILES.items()}
 BASE = {"architecture", "attention", "attention_kernels", "config", "entropy", "errors", "families", "flops"}
-BASE |= {"model", "records", "row_entropy", "schema", "weight_transforms"}
+BASE |= {"entropy_statistics", "model", "records", "row_entropy", "schema", "weight_transforms"}
 ALLOWED = {
     "data": BASE,
     "two_party": BASE | {"checkpoint"},
@@ -40,8 +40,9 @@ def imports(name):
         for full in names:
             while full and full not in FILES:
                 full = full.rpartition(".")[0]
-            if full and full != name:
+            while full and not f"{name}.".startswith(f"{full}."):  # importing a module imports its packages first
                 found.add(full)
+                full = full.rpartition(".")[0]
     return found
 
 

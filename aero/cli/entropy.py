@@ -286,7 +286,7 @@ def _table(found: dict[str, Any], statistics: EntropyStatistics, chosen: argpars
 
 def _with_error(statistics: EntropyStatistics, layer: int) -> tuple[str, list[float]]:
     """Mean of the layer's finite heads ± its standard error over blocks, if it has one; and their entropies."""
-    from aero.entropy.statistics import standard_error
+    from aero.entropy_statistics import standard_error
 
     finite = statistics.mean[layer].isfinite()
     entropies = statistics.mean[layer, finite].double()

@@ -18,7 +18,7 @@ from torch import Tensor
 from torch.nn.utils.rnn import pad_sequence
 from transformers import PreTrainedModel
 
-from aero.entropy.statistics import EntropyStatistics, check_ids, statistics_of
+from aero.entropy_statistics import EntropyStatistics, check_ids, statistics_of
 from aero.hf.attention import NotSwitched, Rows, document_starts, recording
 
 Batch = Tensor | Mapping[str, Tensor]

@@ -18,7 +18,7 @@ from safetensors import safe_open
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 
-from aero.entropy.statistics import Reduction, check_ids, entropy_regularization
+from aero.entropy_statistics import Reduction, check_ids, entropy_regularization
 from aero.hf.attention import IMPLEMENTATION, Rows, document_starts, recorded_rows, switch_attention
 from aero.hf.measure import check_padding, run, vocabulary
 

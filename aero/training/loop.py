@@ -22,7 +22,7 @@ from aero import records
 from aero.architecture import Architecture
 from aero.attention_kernels import causal_mask
 from aero.data.batches import Batches
-from aero.entropy.statistics import Reduction, entropy_regularization
+from aero.entropy_statistics import Reduction, entropy_regularization
 from aero.errors import interruption_noted
 from aero.model import GPT, ModelConfig
 from aero.records import Row, finite

@@ -27,7 +27,7 @@ from transformers import (
 
 from aero import row_entropy
 from aero.entropy import EntropyRegularizer, causal_bound, measure
-from aero.entropy.statistics import BLOCKS
+from aero.entropy_statistics import BLOCKS
 from aero.hf.attention import IMPLEMENTATION
 
 

@@ -19,9 +19,10 @@ for (const table of document.querySelectorAll("#explorer-tables table")) {
   new DataTable(table, {
     order: [],
     pageLength: 12,
+    lengthMenu: [12, 50, { label: "all", value: -1 }],
     autoWidth: false,
     columnDefs: titles.flatMap((title, targets) =>
       FILTERED.includes(title) ? [{ targets, columnControl: [filter(title)] }] : []),
-    layout: { topStart: "search", topEnd: null },
+    layout: { topStart: "search", topEnd: "pageLength" },
   });
 }

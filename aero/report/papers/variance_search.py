@@ -261,9 +261,8 @@ def growth_of_gains(results: Results, found: Sweep) -> dict[str, Any]:
         grows = free > 1.5 and free > gradient > 1.1 and weight <= 1 + 1e-6
         lowest = [traces[core, seed].entropy.min() for core in ("qk_layernorm_free", "qk_layernorm")]
         checks[f"seed {seed}"] = bool(grows and lowest[0] < lowest[1])
-    ranges = ", ".join(f"{min(of):.2f} to {max(of):.2f}" for of in grown.values())
-    text = f"grows {ranges}-fold ({', '.join(clipping.values())})"
-    return {"text": text, "checks": checks, "evidence": _at_rate(found, "gains.csv", checks)}
+    ranges = ", ".join(f"{clipping[core]} {min(of):.2f} to {max(of):.2f}" for core, of in grown.items())
+    return {"text": f"growth of ‖γ‖: {ranges}", "checks": checks, "evidence": _at_rate(found, "gains.csv", checks)}
 
 
 def _over_training(

@@ -1,7 +1,6 @@
-"""Attention entropy of a model, and its regularisation: what other code imports of them.
+"""Attention entropy of a model, in nats, and its regularisation: what other code imports of them.
 
-`measure` also takes Hugging Face models, and `EntropyRegularizer` is for them; that code (`aero.hf`) is imported on
-use, since it needs transformers.
+What `measure` and `EntropyRegularizer` need for Hugging Face models (`aero.hf`, transformers) is imported on use.
 """
 
 from __future__ import annotations
@@ -14,8 +13,10 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from aero.entropy.statistics import (  # noqa: F401
+from aero.entropy_statistics import (  # noqa: F401
     EntropyStatistics,
+    HeadFailures,
+    Reduction,
     causal_bound,
     check_ids,
     collapse,

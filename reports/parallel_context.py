@@ -114,7 +114,7 @@ show.table(
     "Selective attention by K and aggregation",
     "Published at P = 64 / measured at the largest P of each task, without a shared sink. K segments are kept, by "
     "scores that are each token's, layer's and head's own or summed over tokens (T), heads (H) and layers (L). The "
-    "aggregation varies at K = 2; K varies at aggregation HT.",
+    "aggregation varies at K = 2 (published: 5; UUID pairs: 2), K at aggregation HT.",
     sources=RESULTS,
     command=MEASURE,
     published="parallel_context/Summary, ablation study",
@@ -125,8 +125,8 @@ show.table(
     parallel_figures.table_lengths(results),
     "Longer contexts",
     "Perplexity or % right with full attention and at P = 64 (UUID pairs: 16); brackets: 95 % interval. r: of entropy "
-    "and loss over P, without a remedy. Longer contexts: two each, at P = 1, 4, 16 and, but for UUID pairs, 64. "
-    "Measuring took at "
+    "and loss over P, without a remedy. A row of a longer context has two contexts, at P = 1, 4, 16 and (not UUID "
+    "pairs) 64. Measuring took at "
     f"most {parallel_context.peak_memory(results) / 1e9:.1f} GB of memory.",
     sources=["results/parallel_context"],
     command=MEASURE,

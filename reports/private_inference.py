@@ -28,7 +28,7 @@
 #   attention changes the basis of the residual stream. `@6`: one more matmul before layer 6 restores the original
 #   basis, so that values stay within range; `@6,11`: before layers 6 and 11.
 #
-# *Fit, today's SPU*: the settings of *reproduced*, run under SPU 0.9.5.
+# *Fit, today's SPU*: *reproduced*, but with erf GELU and under SPU 0.9.5.
 
 # %%
 from aero.report import claims, show

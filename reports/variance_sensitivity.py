@@ -21,6 +21,7 @@
 # formulas, and simulations at the paper's sizes, can be *contradicted*.
 
 # %%
+from aero.attention_kernels import CORES
 from aero.report import claims, show
 from aero.report.papers import variance_cores, variance_search, variance_sensitivity, variance_theory
 from aero.report.results import load
@@ -149,8 +150,8 @@ show.figure(
 # %%
 number, reading = variance_search.best(results) or (None, None)
 described = (
-    f"Setting {number} of `results/sensitivity/nearest.csv` ({reading.steps} steps, l₀ {reading.initial}, ReLU row: "
-    f"{reading.relu}). It was chosen by one seed, so five fresh seeds are the fair comparison. "
+    f"Setting {number} of `results/sensitivity/nearest.csv` ({reading.steps} steps, ℓ₀ {reading.initial}, "
+    f"{CORES[reading.relu].title}). It was chosen by one seed, so five fresh seeds are the fair comparison. "
 ) if reading else ""
 show.table(
     variance_search.table_nearest(results),

@@ -40,7 +40,7 @@ def headline(results: Results) -> str:
     return (
         f"{markdown(frame)}\n\n"
         f"GB, reproduced: by one configuration (SPU 0.9.2b0, tanh GELU, secret-shared weights), which gives all "
-        f"{len(fitted)} published rows within {most:.2f} %. Perplexity (scale `{trained.scale}`): {model['layers']} "
+        f"{len(fitted)} published rows within {most:.2f} %. Trainings (scale `{trained.scale}`): {model['layers']} "
         f"layers, width {model['width']}, T={model['context']}, up to {len(trained.seeds('sm-ln-g'))} seeds."
     )
 

@@ -41,7 +41,7 @@ def main(arguments: list[str]) -> int | None:
     runs.set_defaults(run=_runs)
     costs = commands.add_parser(
         "cost",
-        help="bytes, rounds and latency of a private forward pass of any architecture",
+        help="bytes, rounds and latency of a private forward pass of an architecture",
         description="Print the cost of a private forward pass, composed from measured operations. Give one of "
         "ARCHITECTURE, --compare A B, --pareto and --model FOLDER.",
     )

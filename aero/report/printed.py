@@ -187,7 +187,7 @@ def wider_ranges(results: Results) -> Measurement:
     for row, training in _regularised():
         base, own = (_cell(row, "high", t).value - _cell(row, "low", t).value for t in ("baseline", training))
         wider[f"{row.name}, margin {training} %: {own:.2f} of {base:.2f} nats"] = own > base
-    text = f"{sum(wider.values())} of {len(wider)} ranges wider"
+    text = f"{sum(wider.values())} of {len(wider)} printed ranges wider"
     return Measurement(text, PUBLISHED_ONLY, _LANDSCAPE, checks=wider)
 
 

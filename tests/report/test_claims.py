@@ -289,7 +289,7 @@ def test_slopes_at_first() -> None:
         ("c-pruning-factor", "contradicted", "2.0×"),
         ("l-summary", "reproduced", "19.9 %; 0.656 to 1.007"),  # 1 - 2.127 / 2.655
         ("l-ranges-possible", "reproduced", "0 of 20 above"),
-        ("l-c-ranges-widen", "contradicted", "0 of 15 ranges wider"),
+        ("l-c-ranges-widen", "contradicted", "0 of 15 printed ranges wider"),
         ("l-c-baselines", "contradicted", "2 of 4 alike"),  # 2.655 is not 2.56, 2.638 is not 2.41
         ("c-savings-columns", "contradicted", "44 of 48 follow"),
         ("t4-flops-ffn", "contradicted", "32 of 35 rows equal"),

@@ -78,7 +78,7 @@ def _pretrained(results: Results) -> tuple[str, str, str, str]:
     return (
         "private next tokens of SmolLM2-135M equal PyTorch's",
         "`benchmarks.pretrained` ([command](docs/private_inference.md#hugging-face-models))",
-        f"ten passes of about {usual:.0f} minutes, each with up to five prompts; `aero ask`: {seconds[0]:.0f} s for "
+        f"ten passes of about {usual:.0f} minutes, each with five prompts; `aero ask`: {seconds[0]:.0f} s for "
         f"a {whole['rows']}-token prompt, then {seconds[1]:.0f} s a new token",
         f"every token equal (committed: {equal} of {len(prompts)} prompts); `aero ask`: {gigabytes[0] / GB:.2f} GB, "
         f"then {gigabytes[1] / GB:.2f} GB a token",

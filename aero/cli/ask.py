@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from aero.two_party.serving.session import Answered
 
 ASK = """Ask a model privately. The client learns the logits and the model's description (see `aero serve`), not the
-weights. The server learns the prompt's length and how many tokens are asked for, nothing else about the text. The prompt
+weights. The server learns the prompt's length and how many tokens are asked for, nothing else of the text. The prompt
 takes one forward pass, each later token a pass over one position, with a cache of secret-shared keys and values.
 --checkpoint and --model run client and server on this machine; --server asks an `aero serve` elsewhere."""
 SERVE = """Answer private questions one at a time, each in a new process. Prints one line for each question. Ctrl-C

@@ -93,8 +93,7 @@ def _outside_autocast(layer: nn.Linear) -> None:
 
 @torch.no_grad()
 def fold_weight_norm(model: nn.Module) -> nn.Module:
-    """A copy of `model`, a GPT, in evaluation mode, with norms of weights and e^s of `log_temperature` folded into
-    plain weights."""
+    """A copy of `model`, a GPT, in evaluation mode, with weight norms and e^s of `log_temperature` folded in."""
     source = copy.deepcopy(model).eval()  # in training mode, reading a spectral norm's weight would iterate
     if model.architecture.weight_norm is None and not model.config.log_temperature:
         return source

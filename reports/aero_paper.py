@@ -28,7 +28,7 @@ DESK = {name: [f"results/{desk.scale}/{name}.jsonl"] for name in ("metrics", "en
 
 # %%
 show.table(
-    aero.table_1(results).replace(r"×R\^\{(.*?)\}", r" of \1", regex=True),
+    aero.table_1(results),
     "Architectures with fewer nonlinearities",
     "Nonlinear operations that a name implies, in a forward pass of GPT-2 at T = 128: how many, and on which shape.",
     sources=["aero/published/aero.yaml"],
@@ -68,11 +68,11 @@ show.prose(
     "One GPU did {gpu} of the {all} trainings, CPUs the others and the learning-rate search. Of the GPU's trainings "
     "{repeats} also finished on a CPU. Change of perplexity from GPU to CPU: {changes}; {within} of these CPU "
     "trainings lie in the range of the row's seeds. Values in tables are of one training per row and seed; failures "
-    "are counted over all. Those that diverged, all on the CPU: {diverged}. GPU attempts at `SM+G`, `SM+ScFFN`, "
-    "`SM(t)+ScFuFFN` and `SOTA(SM+ScFFN)` diverged too (`docs/gpu.md`), so the processor is hardly the cause. Three "
-    "trainings in the tables, all of seed 1337, succeeded after failed attempts. `SM` and `SM+ScFuFFNi_7` diverged on "
-    "the GPU and succeeded there the second time; later both failed on a CPU. `SM(t)+ScFuFFN` diverged twice on the "
-    "GPU and succeeded on a CPU. Verdicts on failures count all trainings that ended by themselves "
+    "are counted over all. Trainings in tables that diverged, all on the CPU: {diverged}. GPU attempts at `SM+G`, "
+    "`SM+ScFFN`, `SM(t)+ScFuFFN` and `SOTA(SM+ScFFN)` diverged too (`docs/gpu.md`), so the processor is hardly the "
+    "cause. Three trainings in the tables, all of seed 1337, succeeded after failed attempts. `SM` and `SM+ScFuFFNi_7` "
+    "diverged on the GPU and succeeded there the second time; later both failed on a CPU. `SM(t)+ScFuFFN` diverged "
+    "twice on the GPU and succeeded on a CPU. Verdicts on failures count all trainings that ended by themselves "
     "(`results/gpu/attempts.csv`).",
     **aero.repeated(results),
     **numbers,

@@ -114,7 +114,7 @@ show.table(
     "Selective attention by K and aggregation",
     "Published at P = 64 / measured at the largest P of each task, without a shared sink. K segments are kept, by "
     "scores that are each token's, layer's and head's own or summed over tokens (T), heads (H) and layers (L). The "
-    "aggregation varies at K = 2 (published: 5; UUID pairs: 2), K at aggregation HT.",
+    "aggregation varies at K = 2 (published: by its equal cells 5; UUID pairs: 2), K at aggregation HT.",
     sources=RESULTS,
     command=MEASURE,
     published="parallel_context/Summary, ablation study",

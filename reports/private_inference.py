@@ -301,10 +301,9 @@ show.prose(
     "On four small trained models, 200 held-out prompts each, its logits differ from PyTorch's by at most "
     "{optimised:.2g} (stock SPU, on 20 prompts: {stock:.2g}), and every top token is the same. With all optimizations "
     "but bounded logits, tried on three of the models, every top token is the same too. With bounded logits (run "
-    "`sm-scfuffn-qk-clip`) two of 200 top tokens differ if reciprocals are bounded too, none "
-    "otherwise. At GPT-2's size, with random weights, logits differ by at most {optimised_at_size:.2g} (stock SPU: "
-    "{stock_at_size:.2g}). These numbers are from `results/two_party/savings_errors.csv` and the first table of the "
-    "next section.",
+    "`sm-scfuffn-qk-clip`) two of 200 top tokens differ if reciprocals are bounded too, none otherwise. At GPT-2's "
+    "size, with random weights, logits differ by at most {optimised_at_size:.2g} (stock SPU: {stock_at_size:.2g}). "
+    "These numbers are from `results/two_party/savings_errors.csv` and the first table of the next section.",
     **tables.largest_logit_errors(results),
 )
 
@@ -328,8 +327,8 @@ show.table(
     "Options of `--program`, newer than the optimised program of the other tables. The first line is that program in "
     "this table's session, slower than on the first page. In parentheses: GB and rounds if the softmax's maxima were "
     "free. Bounded logits need a model trained with QK-clip. Seconds of computing and minutes on the WAN (100 Mbit/s, "
-    "80 ms) are relative to those of the first line. Rounds exceed those of other tables by some per cent, as they "
-    "were measured in another session.",
+    "80 ms) are relative to those of the first line. Rounds, too, are of this session; they exceed those of other "
+    "tables by a few per cent.",
     sources=["results/two_party/outside_tuned.csv"],
     command="python -m benchmarks.optimizations together",
 )

@@ -110,8 +110,7 @@ show.figure(
 show.figure(
     variance_sensitivity.figure_8(results),
     "Training behaviour of QK-LayerNorm by treatment of γ",
-    "As above. With γ itself clipped, not its gradient, it is the QK-LayerNorm of other "
-    "figures.",
+    "As above. With γ itself clipped, not its gradient, it is the QK-LayerNorm of other figures.",
     sources=TRACES,
     command=TRAIN,
     published="variance_sensitivity/figure8",
@@ -133,8 +132,8 @@ show.figure(
     variance_sensitivity.figure_11(results),
     "Attention of the first layer",
     "First seed, one sequence of 20 tokens, at the learning rate of the figures above. The last map is of the step "
-    "before softmax diverges, or of the training's end. The maps are of a separate training: in the "
-    "figures above softmax diverges at another step.",
+    "before softmax diverges, or of the training's end. The maps are of a separate training: in the figures "
+    "above softmax diverges at another step.",
     sources=["results/sensitivity/maps.csv"],
     command=TRAIN,
     published="variance_sensitivity/figure11",

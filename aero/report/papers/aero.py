@@ -89,9 +89,10 @@ def table_1(results: Results) -> pd.DataFrame:
             "abbreviation": name,
             "LayerNorm": "yes" if parse(name).layer_norm else "no",
             "feed-forward network": parse(name).ffn,
-            "nonlinear operations": "; ".join(map(str, counted(name, printed).nonlinear)),
+            "nonlinear operations": "; ".join(f"{one.name}: {one.count} of {one.rows}×{one.columns}" for one in found),
         }
         for name in TABLE_1
+        for found in [counted(name, printed).nonlinear]
     )
 
 
